@@ -1,0 +1,185 @@
+"""Request shape -> sequences and worst-case KV tokens.
+
+Law 4: a 400 needs proof. ``never_fits`` answers only for an exact count against a known limit.
+
+Each of the (prompts x n) sequences with prompt ``p`` and allowed output ``m`` claims
+``ceil((p + m) / block) x block`` KV tokens. ``m`` is what the caller asks for, else the engine's own
+default for the route; either is held to ``context - p``, since the engine generates no further.
+"""
+
+from dataclasses import dataclass
+
+from kvctl.core.outcomes import RejectReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What a request asks of the engine, counted in tokens.
+
+    ``asked_output`` is the caller's limit (None: none sent). ``default_output`` is what the engine takes
+    when none is sent (None: what is left of the context). ``exact`` says that ``prompts`` was counted with
+    the served model's own tokenizer and not bounded.
+    """
+
+    route: str
+    model: str
+    prompts: tuple[int, ...]
+    n: int = 1
+    asked_output: int | None = None
+    default_output: int | None = None
+    stream: bool = False
+    tenant: str = ""
+    exact: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.prompts or min(self.prompts) < 0 or self.n < 1 or (self.asked_output or 0) < 0:
+            raise ValueError(f"not a request shape: {self}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What bounds a single request on one rank. None: not known."""
+
+    context: int | None = None  # the engine's max_model_len
+    max_context: int | None = None  # the operator's cap
+    rank_capacity: int | None = None  # usable KV tokens of the largest rank
+    capacity_exact: bool = False
+    block: int = 16
+    clamps_output: bool = True  # the engine shortens prompt + asked to its context instead of refusing
+    unknown_output: int = 4096  # worst case of an unlimited request where neither context nor pool is known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """Worst case of a request: per prompt its length and allowed output, ``n`` sequences of each."""
+
+    prompts: tuple[int, ...]
+    outputs: tuple[int, ...]  # allowed output per sequence of the prompt at the same place
+    n: int
+    block: int
+    tokens: int
+
+    @property
+    def sequences(self) -> int:
+        """Sequences that the engine will run for this request."""
+        return len(self.prompts) * self.n
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NeverFits:
+    """The proof behind a 400: what was needed, the limit, and the largest output limit that would fit."""
+
+    reason: RejectReason
+    prompt_tokens: int
+    needed_tokens: int
+    limit_tokens: int
+    largest_output: int  # 0: the prompt alone is too long
+
+
+def round_up(tokens: int, block: int) -> int:
+    """Tokens as the pool hands them out: whole blocks."""
+    return -(-tokens // block) * block
+
+
+def allowed_output(shape: Shape, prompt: int, limits: Limits) -> int:
+    """Output tokens that the engine may generate for one sequence of ``prompt`` tokens.
+
+    The operator's ``max_context`` plays no part: it refuses requests, it does not stop the engine.
+    """
+    wanted = shape.asked_output if shape.asked_output is not None else shape.default_output
+    if wanted is None:
+        return _unlimited_output(shape, prompt, limits)
+    return wanted if limits.context is None else min(wanted, max(limits.context - prompt, 0))
+
+
+def _unlimited_output(shape: Shape, prompt: int, limits: Limits) -> int:
+    """No limit sent, none by default: the rest of the context, or of the pool where that is smaller."""
+    bounds = [limits.context - prompt] if limits.context is not None else []
+    if limits.rank_capacity is not None:
+        bounds.append(_output_that_fits_pool(shape, limits))
+    return max(min(bounds), 0) if bounds else limits.unknown_output
+
+
+def _output_that_fits_pool(shape: Shape, limits: Limits) -> int:
+    """Largest output per sequence with which all sequences fit one rank's pool; 0: none would."""
+    capacity = limits.rank_capacity or 0
+    low, high = 0, capacity
+    while low < high:
+        middle = (low + high + 1) // 2
+        tokens = sum(round_up(p + middle, limits.block) for p in shape.prompts) * shape.n
+        low, high = (middle, high) if tokens <= capacity else (low, middle - 1)
+    return low
+
+
+def claim(shape: Shape, limits: Limits) -> Claim:
+    """Worst-case KV tokens of ``shape``; never less than its prompts."""
+    outputs = tuple(allowed_output(shape, prompt, limits) for prompt in shape.prompts)
+    each = (round_up(p + m, limits.block) for p, m in zip(shape.prompts, outputs, strict=True))
+    return Claim(
+        prompts=shape.prompts,
+        outputs=outputs,
+        n=shape.n,
+        block=limits.block,
+        tokens=sum(each) * shape.n,
+    )
+
+
+def never_fits(shape: Shape, limits: Limits) -> NeverFits | None:
+    """The proof that no state of the engine could ever serve ``shape``, or None."""
+    if not shape.exact:
+        return None
+    return (
+        _beyond_context(shape, limits)
+        or _beyond_max_context(shape, limits)
+        or _beyond_capacity(shape, limits)
+    )
+
+
+def _beyond_context(shape: Shape, limits: Limits) -> NeverFits | None:
+    """The engine refuses a prompt that leaves no room to generate, and a limit above the context alone."""
+    context, prompt, asked = limits.context, max(shape.prompts), shape.asked_output
+    if context is None:
+        return None
+    room_needed = 0 if asked == 0 else 1  # asked 0 is scoring: the prompt may fill the context
+    needed = prompt + room_needed
+    if asked is not None and (asked > context or not limits.clamps_output):
+        needed = prompt + asked
+    if needed <= context:
+        return None
+    return _proof(RejectReason.CONTEXT, shape, needed, context, limits)
+
+
+def _beyond_max_context(shape: Shape, limits: Limits) -> NeverFits | None:
+    """The operator's own rule, to which nothing downstream clamps: what is asked for counts in full."""
+    if limits.max_context is None:
+        return None
+    asked = shape.asked_output
+    needed = max(shape.prompts) + (1 if asked is None else asked)
+    if needed <= limits.max_context:
+        return None
+    return _proof(RejectReason.MAX_CONTEXT, shape, needed, limits.max_context, limits)
+
+
+def _beyond_capacity(shape: Shape, limits: Limits) -> NeverFits | None:
+    if limits.rank_capacity is None or not limits.capacity_exact:
+        return None
+    needed = claim(shape, limits).tokens
+    if shape.asked_output is None and shape.default_output is None:
+        needed = max(needed, sum(round_up(p + 1, limits.block) for p in shape.prompts) * shape.n)
+    if needed <= limits.rank_capacity:
+        return None
+    return _proof(RejectReason.CAPACITY, shape, needed, limits.rank_capacity, limits)
+
+
+def _proof(reason: RejectReason, shape: Shape, needed: int, limit: int, limits: Limits) -> NeverFits:
+    prompt = max(shape.prompts)
+    room = [c - prompt for c in (limits.context, limits.max_context) if c is not None]
+    if limits.rank_capacity is not None and limits.capacity_exact:
+        room.append(_output_that_fits_pool(shape, limits))
+    return NeverFits(
+        reason=reason,
+        prompt_tokens=prompt,
+        needed_tokens=needed,
+        limit_tokens=limit,
+        largest_output=max(min(room), 0),
+    )

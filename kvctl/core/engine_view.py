@@ -1,0 +1,221 @@
+"""What is believed of one engine: its latest samples, their age, and the state that follows.
+
+Law 8: degraded is a state, not an exit. Law 3: a page that stands still while tokens flow is not fresh.
+
+A refused connection is the only fast sign of "down"; a slow page is a sign of load, and progress is the
+judge. An engine is wedged when requests are in flight and no token was seen and no counter moved for
+``stall_timeout_s``.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kvctl.core.outcomes import EngineState, SourceFault
+from kvctl.core.telemetry import EngineInfo, GpuSample, RankSample
+
+REFUSED_IN_A_ROW = 2  # polls or data-plane connections, before "unreachable"
+FROZEN_TOKENS = 64  # tokens seen by the ledger while the page's counters stand still
+FROZEN_AFTER_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViewConfig:
+    """Ages in seconds: fresh up to ``late_after_s``, stale beyond ``stale_after_s``."""
+
+    late_after_s: float = 1.4
+    stale_after_s: float = 10.0
+    stall_timeout_s: float = 30.0
+
+
+class Moved(NamedTuple):
+    """What a new page says against the one before. Counters are sums over ranks; None: unknown."""
+
+    preempted: float | None
+    generated: float | None
+    restarted: bool
+
+
+class EngineView:
+    """Feeds on telemetry events and on the ledger's activity; answers ``state(now)``."""
+
+    def __init__(self, config: ViewConfig) -> None:
+        self._config = config
+        self.samples: tuple[RankSample, ...] = ()
+        self.info = EngineInfo()
+        self.sampled_at: float | None = None
+        self._fault: SourceFault | None = None
+        self._refused = 0
+        self._contact_at: float | None = None
+        self._moved_at: float | None = None
+        self._tokens_since_move = 0.0
+        self._token_at = float("-inf")
+        self._busy_since: float | None = None
+        self._stuck_at: float | None = None
+        self._broken_cards: frozenset[str] = frozenset()
+        self._ecc: dict[str, int] = {}
+        self._failed_by_ecc: set[str] = set()
+
+    # --- what comes in ------------------------------------------------------------------------------
+
+    def scraped(self, samples: tuple[RankSample, ...], now: float) -> Moved:
+        """A page came. Returns what moved since the page before."""
+        before = {s.rank: s for s in self.samples}
+        restarted = any(_restarted(before[s.rank], s) for s in samples if s.rank in before)
+        moved = Moved(
+            preempted=None if restarted else _delta(before, samples, "preemptions_total"),
+            generated=None if restarted else _delta(before, samples, "generation_tokens_total"),
+            restarted=restarted,
+        )
+        if restarted or not self.samples or _anything_moved(before, samples):
+            self._moved_at = now
+            self._tokens_since_move = 0.0
+            self._stuck_at = None
+        if restarted:
+            self._failed_by_ecc.clear()
+        self.samples, self.sampled_at, self._fault = samples, samples[0].at, None
+        self._contacted(now)
+        return moved
+
+    def scrape_failed(self, fault: SourceFault, now: float) -> None:
+        """A poll brought nothing."""
+        if fault is SourceFault.REFUSED:
+            self._refused += 1
+            return
+        self._fault = fault
+        if fault is not SourceFault.TIMEOUT:
+            self._contacted(now)
+
+    def described(self, info: EngineInfo, now: float) -> None:
+        """The engine told its models and context."""
+        self.info = info
+        self._contacted(now)
+
+    def connect_failed(self) -> None:
+        """The data plane was refused."""
+        self._refused += 1
+
+    def cards_read(self, cards: Sequence[GpuSample]) -> None:
+        """The engine's cards: one that is lost, or whose uncorrectable errors rose, is a fault."""
+        for card in cards:
+            errors = card.ecc_uncorrected_total
+            if errors is not None:
+                if errors > self._ecc.get(card.uuid, errors):
+                    self._failed_by_ecc.add(card.uuid)
+                self._ecc[card.uuid] = errors
+        self._broken_cards = frozenset(card.uuid for card in cards if card.lost)
+
+    def token_seen(self, tokens: float, now: float) -> None:
+        """A token came through the data plane."""
+        self._token_at = now
+        self._tokens_since_move += tokens
+        self._stuck_at = None
+        self._refused = 0
+
+    def ledger_busy(self, busy: bool, now: float) -> None:
+        """Whether requests are in flight."""
+        if not busy:
+            self._busy_since = None
+        elif self._busy_since is None:
+            self._busy_since = now
+
+    # --- what it means ------------------------------------------------------------------------------
+
+    def age(self, now: float) -> float | None:
+        """Seconds since the engine's counters were last known to be true; None: never."""
+        if self.sampled_at is None:
+            return None
+        frozen = (
+            self._moved_at is not None
+            and self._tokens_since_move >= FROZEN_TOKENS
+            and now - self._moved_at > FROZEN_AFTER_S
+        )
+        return now - self._moved_at if frozen and self._moved_at is not None else now - self.sampled_at
+
+    def state(self, now: float) -> EngineState:
+        """The state in force; the first rule that holds wins."""
+        if self._broken_cards or self._failed_by_ecc:
+            return EngineState.FAULT
+        if self._refused >= REFUSED_IN_A_ROW or self._silent(now):
+            return EngineState.UNREACHABLE
+        if self._contact_at is None:
+            return EngineState.STARTING
+        if any(s.awake is False for s in self.samples):
+            return EngineState.ASLEEP
+        if self._wedged(now):
+            return EngineState.WEDGED
+        return self._telemetry_state(now)
+
+    def may_probe(self, now: float) -> bool:
+        """While wedged with nothing in flight: one request may try whether the engine moves again."""
+        stuck = self._stuck_at
+        return self._busy_since is None and stuck is not None and now - stuck > self._config.stall_timeout_s
+
+    def probed(self, now: float) -> None:
+        """A trial request was let into a wedged engine."""
+        self._stuck_at = now
+
+    def _telemetry_state(self, now: float) -> EngineState:
+        age = self.age(now)
+        if age is None or (self._fault is SourceFault.NO_SERIES and age > self._config.late_after_s):
+            return EngineState.NO_TELEMETRY
+        if age <= self._config.late_after_s:
+            return EngineState.UP
+        return EngineState.LATE if age <= self._config.stale_after_s else EngineState.STALE
+
+    def _silent(self, now: float) -> bool:
+        """No answer of any kind for the stall timeout, and no token either: not merely slow."""
+        if self._contact_at is None:
+            return False
+        return now - max(self._contact_at, self._token_at) > self._config.stall_timeout_s
+
+    def _wedged(self, now: float) -> bool:
+        if self._stuck_at is not None:
+            return True
+        if self._busy_since is None or self._moved_at is None or not self.samples:
+            return False
+        if all(s.generation_tokens_total is None for s in self.samples):
+            return False
+        quiet_since = max(self._busy_since, self._moved_at, self._token_at)
+        if now - quiet_since <= self._config.stall_timeout_s:
+            return False
+        self._stuck_at = now
+        return True
+
+    def _contacted(self, now: float) -> None:
+        self._contact_at = now
+        self._refused = 0
+
+
+_COUNTERS = ("generation_tokens_total", "prompt_tokens_total", "preemptions_total")
+
+
+def _restarted(before: RankSample, after: RankSample) -> bool:
+    if (
+        before.started_at is not None
+        and after.started_at is not None
+        and after.started_at != before.started_at
+    ):
+        return True
+    pairs = ((getattr(before, name), getattr(after, name)) for name in _COUNTERS)
+    return any(old is not None and new is not None and new < old for old, new in pairs)
+
+
+def _delta(before: dict[str, RankSample], samples: Sequence[RankSample], name: str) -> float | None:
+    total, known = 0.0, False
+    for sample in samples:
+        new: float | None = getattr(sample, name)
+        old: float | None = getattr(before[sample.rank], name) if sample.rank in before else None
+        if new is not None and old is not None:
+            total, known = total + new - old, True
+    return total if known else None
+
+
+def _anything_moved(before: dict[str, RankSample], samples: Sequence[RankSample]) -> bool:
+    """Counters, or the pool's usage, which moves during a long silent prefill."""
+    names = ("generation_tokens_total", "prompt_tokens_total", "kv_usage_ratio")
+    return any(
+        sample.rank not in before or getattr(sample, name) != getattr(before[sample.rank], name)
+        for sample in samples
+        for name in names
+    )

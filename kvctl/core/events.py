@@ -1,0 +1,200 @@
+"""What goes into the gate (events) and what comes out (commands). All frozen; all times monotonic seconds.
+
+Every event is handled by ``Gate.handle(event, now) -> list[Command]``; the outside carries commands out.
+"""
+
+from dataclasses import dataclass
+
+from kvctl.core.claim import Claim, Shape
+from kvctl.core.ledger import EndedLease
+from kvctl.core.outcomes import (
+    DECISION_OF,
+    BudgetReason,
+    Decision,
+    EndReason,
+    EngineState,
+    Policy,
+    RejectReason,
+    SourceFault,
+)
+from kvctl.core.telemetry import EngineInfo, GpuSample, RankSample
+
+# --- events -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A counted request asks to be let in. Answered by exactly one Admit or Reject."""
+
+    request_id: str
+    shape: Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Progressed:
+    """Tokens of a streaming answer were seen (``tokens`` more than before, over all its sequences)."""
+
+    request_id: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A lease's request is over. Counts are the engine's own usage figures where it gave them."""
+
+    request_id: str
+    reason: EndReason
+    output_tokens: int | None = None
+    prompt_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Scraped:
+    """A metrics page came: one sample per rank (at least one). ``asked_at`` is when it was asked for."""
+
+    samples: tuple[RankSample, ...]
+    asked_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class ScrapeFailed:
+    """A metrics poll brought nothing."""
+
+    fault: SourceFault
+
+
+@dataclass(frozen=True, slots=True)
+class EngineDescribed:
+    """``/v1/models`` (or the engine's like) answered: the engine is reachable."""
+
+    info: EngineInfo
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectFailed:
+    """The data plane could not connect to the engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpusRead:
+    """The cards of this engine were read."""
+
+    samples: tuple[GpuSample, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReadFailed:
+    """NVML brought nothing."""
+
+    fault: SourceFault
+
+
+@dataclass(frozen=True, slots=True)
+class KnobsChanged:
+    """The values in force of the knobs that on-call or a reload may move."""
+
+    margin_ratio: float
+    policy: Policy
+
+
+@dataclass(frozen=True, slots=True)
+class DrainChanged:
+    """Drain began (nothing new is admitted) or was called off."""
+
+    draining: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    """The control loop's beat: budget and forecast are recomputed."""
+
+
+Event = (
+    Arrived
+    | Progressed
+    | Ended
+    | Scraped
+    | ScrapeFailed
+    | EngineDescribed
+    | ConnectFailed
+    | GpusRead
+    | GpuReadFailed
+    | KnobsChanged
+    | DrainChanged
+    | Ticked
+)
+
+# --- commands ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """Let it in; its lease is charged already (law 2)."""
+
+    request_id: str
+    claim: Claim
+    forecast_tokens: float  # forecast peak with it, KV tokens
+    alone: bool = False  # admitted because nothing else runs, though larger than the budget
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """Refuse it. ``retry_after_s`` None on what can never fit."""
+
+    request_id: str
+    reason: RejectReason
+    needed_tokens: int
+    prompt_tokens: int
+    headroom_tokens: int | None = None  # None: unknown
+    limit_tokens: int | None = None
+    largest_output: int | None = None
+    retry_after_s: float | None = None
+
+    @property
+    def decision(self) -> Decision:
+        """The decision that goes with the reason."""
+        return DECISION_OF[self.reason]
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseEnded:
+    """A lease was taken off the ledger."""
+
+    record: EndedLease
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetChanged:
+    """The budget moved by more than a hundredth, or for another reason than before."""
+
+    before_tokens: int
+    after_tokens: int
+    reason: BudgetReason
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class StateChanged:
+    """The engine's state changed."""
+
+    before: EngineState
+    after: EngineState
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRestarted:
+    """Counters fell or the engine's start time moved: it is another process now."""
+
+    rank: str
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """Something on-call should be able to read in the log once: capacity changed, unsupported set-up, ..."""
+
+    word: str
+    sentence: str
+
+
+Command = Admit | Reject | LeaseEnded | BudgetChanged | StateChanged | EngineRestarted | Noted

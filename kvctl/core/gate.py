@@ -1,0 +1,323 @@
+"""The one place where a decision is made: ``Gate.handle(event, now) -> commands``.
+
+Law 2: check and charge in one step. An arrival is judged and its lease opened within one call.
+Law 4: a 400 needs proof (``claim.never_fits``). Law 7: no clock, no IO, no randomness: ``now`` comes in.
+
+Where a request is refused, in order: draining, engine not serving (503); proven never to fit (400); admitted
+when the forecast peak with it stays within the budget, or when nothing else runs; else 429 with the time in
+which the missing tokens will have drained.
+"""
+
+from collections.abc import Callable
+from math import ceil
+from typing import Any
+
+from kvctl.core.claim import Claim, NeverFits, claim, never_fits
+from kvctl.core.events import (
+    Admit,
+    Arrived,
+    Command,
+    ConnectFailed,
+    DrainChanged,
+    Ended,
+    EngineDescribed,
+    Event,
+    GpuReadFailed,
+    GpusRead,
+    KnobsChanged,
+    LeaseEnded,
+    Progressed,
+    Reject,
+    Scraped,
+    ScrapeFailed,
+    Ticked,
+)
+from kvctl.core.forecast import Curve, Forecast, curve
+from kvctl.core.ledger import Lease, Ledger
+from kvctl.core.outcomes import SERVING, EndReason, EngineState, Policy, RejectReason
+from kvctl.core.progress import Pace
+from kvctl.core.retry import RetryHints
+from kvctl.core.sentence import tick_sentence
+from kvctl.core.status import GateStatus, rank_status
+from kvctl.core.supply import GateConfig, Supply
+from kvctl.core.survival import Key, SurvivalModel
+
+UNAVAILABLE_RETRY_S = 2.0
+
+_UNAVAILABLE = {
+    EngineState.STARTING: RejectReason.ENGINE_STARTING,
+    EngineState.UNREACHABLE: RejectReason.ENGINE_UNREACHABLE,
+    EngineState.ASLEEP: RejectReason.ENGINE_ASLEEP,
+    EngineState.WEDGED: RejectReason.ENGINE_WEDGED,
+    EngineState.FAULT: RejectReason.GPU_FAULT,
+}
+
+
+class Gate:
+    """Admission for one engine."""
+
+    def __init__(self, config: GateConfig) -> None:
+        self.ledger = Ledger()
+        self._supply = Supply(config)
+        self._policy = config.policy
+        self._draining = False
+        self._survival = SurvivalModel()
+        self._forecast = Forecast()
+        self._pace = Pace()
+        self._retry = RetryHints(longest_s=config.retry_after_max_s, seed=config.jitter_seed)
+        self._handlers: dict[type, Callable[[Any, float], list[Command]]] = {
+            Arrived: self._arrived,
+            Progressed: self._progressed,
+            Ended: self._ended,
+            Ticked: self._ticked,
+            Scraped: self._scraped,
+            ScrapeFailed: self._scrape_failed,
+            EngineDescribed: self._described,
+            ConnectFailed: self._connect_failed,
+            GpusRead: self._gpus_read,
+            GpuReadFailed: self._gpu_read_failed,
+            KnobsChanged: self._knobs_changed,
+            DrainChanged: self._drain_changed,
+        }
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """Take one event in, at monotonic ``now`` seconds; returns what the outside is to do or to tell."""
+        return self._handlers[type(event)](event, now)
+
+    # --- the decision -------------------------------------------------------------------------------
+
+    def _arrived(self, event: Arrived, now: float) -> list[Command]:
+        told = self._supply.settle(now)
+        unavailable = self._unavailable(now)
+        if unavailable is not None:
+            return [*told, self._reject_unavailable(event, unavailable)]
+        limits = self._supply.limits()
+        never = never_fits(event.shape, limits)
+        if never is not None:
+            return [*told, _reject_never(event, never)]
+        return [*told, self._weigh(event, claim(event.shape, limits), now)]
+
+    def _weigh(self, event: Arrived, asked: Claim, now: float) -> Admit | Reject:
+        """Admit and charge, or refuse for now."""
+        key = (event.shape.model, event.shape.route, event.shape.tenant)
+        candidate = self._curve(asked, key, 0)
+        peak = self._peak_with(asked, candidate)
+        fits = self._policy is Policy.NONE or peak <= self._supply.budget.tokens
+        alone = not fits and self._may_run_alone(asked)
+        if not (fits or alone):
+            return self._reject_later(event, asked, candidate, peak, now)
+        self._charge(event, asked, key, candidate, now)
+        return Admit(event.request_id, asked, forecast_tokens=peak, alone=alone)
+
+    def _charge(self, event: Arrived, asked: Claim, key: Key, candidate: Curve, now: float) -> None:
+        stream = event.shape.stream
+        self.ledger.open(Lease(id=event.request_id, key=key, claim=asked, streaming=stream, admitted_at=now))
+        self._forecast.add(event.request_id, candidate)
+        self._retry.admitted()
+        if self._supply.state is EngineState.WEDGED:
+            self._supply.view.probed(now)
+        self._supply.view.ledger_busy(busy=True, now=now)
+
+    def _peak_with(self, asked: Claim, candidate: Curve) -> float:
+        if self._policy is Policy.STATIC:
+            return self.ledger.claimed_tokens + asked.tokens + self._supply.unattributed
+        return self._forecast.peak_with(candidate) + self._supply.unattributed
+
+    def _may_run_alone(self, asked: Claim) -> bool:
+        """Larger than the budget, but nothing else runs: judged against capacity, where that is known."""
+        if len(self.ledger) > 0:
+            return False
+        capacity = self._supply.capacity
+        if not (capacity.known and capacity.exact) or capacity.largest_rank is None:
+            return True
+        return asked.tokens + self._supply.unattributed <= capacity.largest_rank
+
+    def _unavailable(self, now: float) -> RejectReason | None:
+        if self._draining:
+            return RejectReason.DRAINING
+        state = self._supply.state
+        if state in SERVING or (state is EngineState.WEDGED and self._supply.view.may_probe(now)):
+            return None
+        return _UNAVAILABLE[state]
+
+    def _reject_unavailable(self, event: Arrived, reason: RejectReason) -> Reject:
+        prompt = sum(event.shape.prompts)
+        retry = self._retry.spread(UNAVAILABLE_RETRY_S)
+        return Reject(
+            event.request_id, reason, needed_tokens=prompt, prompt_tokens=prompt, retry_after_s=retry
+        )
+
+    def _reject_later(
+        self, event: Arrived, asked: Claim, candidate: Curve, peak: float, now: float
+    ) -> Reject:
+        own = asked.tokens if self._policy is Policy.STATIC else Forecast().peak_with(candidate)
+        budget = self._supply.budget.tokens
+        if own > budget:
+            reason, missing = RejectReason.TOO_LARGE_NOW, float(self.ledger.held_tokens())
+        else:
+            reason, missing = RejectReason.KV_BUDGET, peak - budget
+        return Reject(
+            event.request_id,
+            reason,
+            needed_tokens=ceil(own),
+            prompt_tokens=sum(asked.prompts),
+            headroom_tokens=max(int(budget - self._peak()), 0),
+            limit_tokens=budget,
+            retry_after_s=self._retry.after(missing, now),
+        )
+
+    # --- leases -------------------------------------------------------------------------------------
+
+    def _progressed(self, event: Progressed, now: float) -> list[Command]:
+        lease = self.ledger.get(event.request_id)
+        if lease is None:
+            return []
+        if lease.first_token_at is None:
+            lease.first_token_at = now
+            self._pace.first_token(now - lease.admitted_at)
+        tokens = event.tokens * self._pace.tokens_per_event
+        lease.output_tokens += tokens
+        self._pace.events_seen(event.tokens)
+        self._supply.view.token_seen(tokens, now)
+        return []
+
+    def _ended(self, event: Ended, now: float) -> list[Command]:
+        record = self.ledger.end(
+            event.request_id,
+            event.reason,
+            now,
+            output_tokens=event.output_tokens,
+            prompt_tokens=event.prompt_tokens,
+        )
+        self._retry.drained(self._forecast.remove(event.request_id), now)
+        lease, finished = record.lease, event.reason is EndReason.FINISHED
+        if finished or record.output_tokens > 0:
+            self._survival.ended(lease.key, lease.output_per_sequence, finished=finished)
+        self._supply.view.ledger_busy(busy=len(self.ledger) > 0, now=now)
+        return [LeaseEnded(record)]
+
+    # --- telemetry, knobs, the tick -----------------------------------------------------------------
+
+    def _scraped(self, event: Scraped, now: float) -> list[Command]:
+        moved, told = self._supply.page(event.samples, now)
+        running = [s.running for s in event.samples if s.running is not None]
+        self._pace.page(moved.generated, sum(running) if running else None, now)
+        for sample in event.samples:
+            if sample.output_lengths is not None:
+                self._survival.believe(sample.output_lengths)
+        self._remember_held(now)
+        self._supply.reconcile(event.asked_at)
+        return told + self._supply.settle(now)
+
+    def _scrape_failed(self, event: ScrapeFailed, now: float) -> list[Command]:
+        self._supply.view.scrape_failed(event.fault, now)
+        return self._supply.settle(now)
+
+    def _described(self, event: EngineDescribed, now: float) -> list[Command]:
+        return self._supply.described(event.info, now) + self._supply.settle(now)
+
+    def _connect_failed(self, event: ConnectFailed, now: float) -> list[Command]:  # noqa: ARG002 - one signature
+        self._supply.view.connect_failed()
+        return self._supply.settle(now)
+
+    def _gpus_read(self, event: GpusRead, now: float) -> list[Command]:
+        self._supply.cards(event.samples)
+        return self._supply.settle(now)
+
+    def _gpu_read_failed(self, event: GpuReadFailed, now: float) -> list[Command]:  # noqa: ARG002 - one signature
+        self._supply.cards_unknown()
+        return self._supply.settle(now)
+
+    def _knobs_changed(self, event: KnobsChanged, now: float) -> list[Command]:
+        self._supply.margin_ratio, self._policy = event.margin_ratio, event.policy
+        return self._supply.settle(now)
+
+    def _drain_changed(self, event: DrainChanged, now: float) -> list[Command]:
+        self._draining = event.draining
+        return self._supply.settle(now)
+
+    def _ticked(self, event: Ticked, now: float) -> list[Command]:  # noqa: ARG002 - one signature
+        self._advance_silent(now)
+        self._rebuild_forecast()
+        self._remember_held(now)
+        return self._supply.tick(now)
+
+    def _advance_silent(self, now: float) -> None:
+        """Non-streaming leases show nothing until their end: they advance at the measured pace."""
+        for lease in self.ledger:
+            if lease.streaming:
+                continue
+            self._pace.others_run()
+            most = sum(lease.claim.outputs) * lease.claim.n
+            made = self._pace.silent_output(now - lease.admitted_at) * lease.claim.sequences
+            lease.output_tokens = min(made, float(most))
+            if made >= 1.0 and lease.first_token_at is None:
+                lease.first_token_at = now
+
+    def _rebuild_forecast(self) -> None:
+        in_flight: dict[Key, list[int]] = {}
+        for lease in self.ledger:
+            in_flight.setdefault(lease.key, []).append(lease.output_per_sequence)
+        self._survival.refresh(in_flight)
+        self._forecast.rebuild(
+            {
+                lease.id: self._curve(lease.claim, lease.key, lease.output_per_sequence)
+                for lease in self.ledger
+            }
+        )
+
+    def _curve(self, asked: Claim, key: Key, shown: int) -> Curve:
+        return curve(asked, shown, [self._survival.table(key, cap) for cap in asked.outputs])
+
+    def _remember_held(self, now: float) -> None:
+        low = high = 0
+        for lease in self.ledger:
+            held = lease.held_tokens()
+            high += held
+            low += 0 if lease.prefilling else held
+        self._supply.held(low, high, now)
+
+    # --- readings -----------------------------------------------------------------------------------
+
+    def _peak(self) -> float:
+        """Forecast peak (policy static: claims) of what is in flight, with what others hold."""
+        own = self.ledger.claimed_tokens if self._policy is Policy.STATIC else self._forecast.peak()
+        return own + self._supply.unattributed
+
+    def status(self, now: float) -> GateStatus:
+        """Everything worth showing, at ``now``."""
+        supply, ledger, peak = self._supply, self.ledger, self._peak()
+        return GateStatus(
+            at=now,
+            state=supply.state,
+            policy=self._policy,
+            draining=self._draining,
+            capacity_tokens=supply.capacity.total,
+            capacity_known=supply.capacity.known,
+            budget_tokens=supply.budget.tokens,
+            budget_reason=supply.reason,
+            margin_ratio=supply.margin_ratio,
+            pressure=supply.budget.pressure,
+            forecast_peak_tokens=peak,
+            held_tokens=ledger.held_tokens(),
+            claimed_tokens=ledger.claimed_tokens,
+            unattributed_tokens=int(supply.unattributed),
+            leases=len(ledger),
+            context_tokens=supply.view.info.context_tokens,
+            models=supply.view.info.models,
+            drain_rate_tokens_per_s=self._retry.rate(now),
+            telemetry_age_s=supply.view.age(now),
+            ranks=tuple(rank_status(sample, now) for sample in supply.view.samples),
+            sentence=tick_sentence(supply.budget, peak, len(ledger), supply.state, draining=self._draining),
+        )
+
+
+def _reject_never(event: Arrived, proof: NeverFits) -> Reject:
+    return Reject(
+        event.request_id,
+        proof.reason,
+        needed_tokens=proof.needed_tokens,
+        prompt_tokens=proof.prompt_tokens,
+        limit_tokens=proof.limit_tokens,
+        largest_output=proof.largest_output,
+    )

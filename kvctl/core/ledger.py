@@ -1,0 +1,126 @@
+"""Leases: what admitted requests hold, from admission to their end.
+
+Law 1: one lease, ended once. ``Ledger.end`` is the only way out of the ledger, and a second end of the
+same lease raises. When nothing runs, every sum below is exactly zero (they are sums of integers).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kvctl.core.claim import Claim, round_up
+from kvctl.core.outcomes import EndReason
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Lease:
+    """One admitted request.
+
+    ``output_tokens`` counts over all sequences; ``streaming`` leases are told of their tokens, the others
+    advance by the engine's measured decode rate.
+    """
+
+    id: str
+    key: tuple[str, ...]  # class of the request: model, route, tenant
+    claim: Claim
+    streaming: bool
+    admitted_at: float
+    first_token_at: float | None = None
+    last_token_at: float | None = None
+    output_tokens: float = 0.0  # a float, since events are scaled by the tokens that each stands for
+
+    @property
+    def output_per_sequence(self) -> int:
+        """Output so far of the average sequence, rounded down."""
+        return int(self.output_tokens / self.claim.sequences)
+
+    @property
+    def prefilling(self) -> bool:
+        """True until the first token was seen."""
+        return self.first_token_at is None
+
+    def held_tokens(self) -> int:
+        """KV tokens held now: prompts and output so far, in whole blocks, prompts from admission on."""
+        done, block = self.output_per_sequence, self.claim.block
+        pairs = zip(self.claim.prompts, self.claim.outputs, strict=True)
+        return sum(round_up(p + min(done, m), block) for p, m in pairs) * self.claim.n
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedLease:
+    """The record of a lease that ended, for survival, the drain rate, metrics and logs."""
+
+    lease: Lease
+    reason: EndReason
+    at: float
+    held_tokens: int
+    output_tokens: int
+    prompt_tokens: int | None  # as the engine's usage said, None: it did not
+
+
+class LedgerError(RuntimeError):
+    """A lease was opened or ended twice: a defect of the caller."""
+
+
+class Ledger:
+    """All leases of one engine."""
+
+    def __init__(self) -> None:
+        self._leases: dict[str, Lease] = {}
+        self._claimed = 0
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    def __iter__(self) -> Iterator[Lease]:
+        return iter(self._leases.values())
+
+    def __contains__(self, lease_id: str) -> bool:
+        return lease_id in self._leases
+
+    @property
+    def claimed_tokens(self) -> int:
+        """Sum of the worst cases of all leases."""
+        return self._claimed
+
+    def held_tokens(self) -> int:
+        """Sum of what the leases hold now."""
+        return sum(lease.held_tokens() for lease in self)
+
+    def get(self, lease_id: str) -> Lease | None:
+        """The lease of that id while it is open."""
+        return self._leases.get(lease_id)
+
+    def open(self, lease: Lease) -> None:
+        """Charge a lease. Raises LedgerError if its id is open already."""
+        if lease.id in self._leases:
+            raise LedgerError(f"lease {lease.id} is open already")
+        self._leases[lease.id] = lease
+        self._claimed += lease.claim.tokens
+
+    def end(
+        self,
+        lease_id: str,
+        reason: EndReason,
+        now: float,
+        *,
+        output_tokens: int | None = None,
+        prompt_tokens: int | None = None,
+    ) -> EndedLease:
+        """Take a lease off. ``output_tokens`` is the engine's own count where its usage said so.
+
+        Raises LedgerError if no lease of that id is open.
+        """
+        lease = self._leases.pop(lease_id, None)
+        if lease is None:
+            raise LedgerError(f"lease {lease_id} is not open")
+        self._claimed -= lease.claim.tokens
+        if output_tokens is not None:
+            lease.output_tokens = output_tokens
+        return EndedLease(
+            lease=lease,
+            reason=reason,
+            at=now,
+            held_tokens=lease.held_tokens(),
+            output_tokens=int(lease.output_tokens),
+            prompt_tokens=prompt_tokens,
+        )

@@ -1,0 +1,139 @@
+"""Every decision, reason and state word of kvctl.
+
+Law 9: every number has its reason. Each word below is a metric label, a log field and an API field
+at once, so the sets are closed: whoever needs a new word adds it here, with its meaning.
+"""
+
+from enum import StrEnum
+
+
+class Decision(StrEnum):
+    """What the gate says of an arriving request."""
+
+    ADMIT = "admit"
+    REJECT_LATER = "reject_later"  # 429: does not fit now
+    REJECT_NEVER = "reject_never"  # 400: can never fit, proven
+    UNAVAILABLE = "unavailable"  # 503: the engine cannot be judged or serves nobody
+
+
+class RejectReason(StrEnum):
+    """Why a request was not admitted. ``DECISION_OF`` tells the decision that goes with each."""
+
+    # reject_never
+    CONTEXT = "context"  # prompt, or the output asked for, is beyond the engine's context length
+    MAX_CONTEXT = "max_context"  # beyond the operator's own context cap
+    CAPACITY = "capacity"  # beyond the whole KV pool of one rank
+    # reject_later
+    KV_BUDGET = "kv_budget"  # forecast (or claims, policy static) would pass the budget
+    TOO_LARGE_NOW = "too_large_now"  # larger than the budget by itself: runs only alone
+    # unavailable
+    ENGINE_STARTING = "engine_starting"  # the engine was never seen since kvctl started
+    ENGINE_UNREACHABLE = "engine_unreachable"
+    ENGINE_ASLEEP = "engine_asleep"
+    ENGINE_WEDGED = "engine_wedged"  # requests in flight, no token and no counter moves
+    GPU_FAULT = "gpu_fault"
+    DRAINING = "draining"  # kvctl itself is going down or was drained by on-call
+
+
+DECISION_OF: dict[RejectReason, Decision] = {
+    RejectReason.CONTEXT: Decision.REJECT_NEVER,
+    RejectReason.MAX_CONTEXT: Decision.REJECT_NEVER,
+    RejectReason.CAPACITY: Decision.REJECT_NEVER,
+    RejectReason.KV_BUDGET: Decision.REJECT_LATER,
+    RejectReason.TOO_LARGE_NOW: Decision.REJECT_LATER,
+    RejectReason.ENGINE_STARTING: Decision.UNAVAILABLE,
+    RejectReason.ENGINE_UNREACHABLE: Decision.UNAVAILABLE,
+    RejectReason.ENGINE_ASLEEP: Decision.UNAVAILABLE,
+    RejectReason.ENGINE_WEDGED: Decision.UNAVAILABLE,
+    RejectReason.GPU_FAULT: Decision.UNAVAILABLE,
+    RejectReason.DRAINING: Decision.UNAVAILABLE,
+}
+
+
+class EndReason(StrEnum):
+    """How a lease ended. Only ``FINISHED`` says anything about how long answers naturally are."""
+
+    FINISHED = "finished"  # the engine ended the answer by itself (stop)
+    CAPPED = "capped"  # the answer reached its limit (finish_reason length)
+    CLIENT_GONE = "client_gone"
+    CLIENT_STALLED = "client_stalled"  # the client stopped reading for client_write_timeout
+    ENGINE_ERROR = "engine_error"  # the upstream connection broke, or an error event came
+    ENGINE_REFUSED = "engine_refused"  # the engine answered 4xx/5xx
+    TIMEOUT = "timeout"  # a configured upstream timeout
+    CANCELLED = "cancelled"  # the handler ended without a word: a defect, never lost all the same
+    SHUTDOWN = "shutdown"  # cut by the end of a drain
+
+
+class EngineState(StrEnum):
+    """What the gate believes of an engine. ``SERVING`` holds those that admit."""
+
+    STARTING = "starting"  # never seen
+    UP = "up"  # telemetry fresh
+    LATE = "late"  # telemetry a few polls old: hold, ledger only
+    STALE = "stale"  # telemetry older than stale_after: the budget shrinks to the fallback
+    NO_TELEMETRY = "no_telemetry"  # reachable, but its page has nothing to judge by: fallback budget
+    UNREACHABLE = "unreachable"
+    ASLEEP = "asleep"
+    WEDGED = "wedged"
+    FAULT = "fault"  # its card is lost or broken
+
+
+SERVING = frozenset({EngineState.UP, EngineState.LATE, EngineState.STALE, EngineState.NO_TELEMETRY})
+
+
+class Pressure(StrEnum):
+    """The terms whose least value is the pressure on the budget."""
+
+    PREEMPTION = "preemption"
+    GPU_MEMORY = "gpu_memory"
+    TELEMETRY = "telemetry"
+
+
+class BudgetReason(StrEnum):
+    """Why the budget has the value that it has, or changed to it."""
+
+    STEADY = "steady"
+    CAPACITY = "capacity"  # the engine reports another pool
+    MARGIN = "margin"  # on-call moved the margin, or an override ended
+    PREEMPTION = "preemption"
+    GPU_MEMORY = "gpu_memory"
+    TELEMETRY = "telemetry"
+    RECOVERY = "recovery"  # a pressure term rose again
+
+
+class Policy(StrEnum):
+    """How a request is weighed against the budget."""
+
+    FORECAST = "forecast"
+    STATIC = "static"  # sum of worst-case claims
+    NONE = "none"  # everything that can be served is admitted: for comparison only
+
+
+class Absence(StrEnum):
+    """Why a reading has no value. Law 3: unknown is not zero."""
+
+    MISSING = "missing"  # the source does not have it
+    UNPARSABLE = "unparsable"
+    NOT_FINITE = "not_finite"
+    OUT_OF_RANGE = "out_of_range"
+    NOT_SUPPORTED = "not_supported"
+    NO_PERMISSION = "no_permission"
+    LOST = "lost"  # the device fell off the bus
+    FAILED = "failed"  # any other error of the source
+
+
+class SourceFault(StrEnum):
+    """Why a poll of a source brought nothing."""
+
+    REFUSED = "refused"  # connection refused or reset: the only fast sign of "down"
+    TIMEOUT = "timeout"
+    HTTP_STATUS = "http_status"
+    TOO_LARGE = "too_large"
+    UNPARSABLE = "unparsable"
+    NO_SERIES = "no_series"  # a good page without one series of the engine
+    LIBRARY_MISSING = "library_missing"  # NVML: no library or no driver on this machine
+    DRIVER_MISMATCH = "driver_mismatch"
+    NO_PERMISSION = "no_permission"
+    NO_DEVICE = "no_device"
+    HUNG = "hung"  # NVML: the call never returned
+    FAILED = "failed"

@@ -1,0 +1,107 @@
+"""The terms that put pressure on the budget, each a factor in (0, 1].
+
+Law 3: unknown is not zero. A term that cannot be judged leaves the budget alone and says so elsewhere
+(``kvctl_telemetry_up``); it never becomes 0.
+"""
+
+from collections.abc import Iterable
+
+from kvctl.core.telemetry import GpuSample
+
+CUT = 0.9  # of the term, once per episode of preemptions
+FLOOR = 0.5
+RECOVERY_PER_S = 1.01  # by time alone: tied to load it would stay down all night
+EPISODE_GAP_S = 2.0  # preemptions closer together belong to one episode
+EPISODE_MAX_S = 5.0  # a storm that goes on is cut again
+OURS_ABOVE = (
+    0.7  # pool usage below which a preemption is not over-admission (a prefix-cache reset counts too)
+)
+
+
+class PreemptionTerm:
+    """Falls by one cut per episode of preemptions, recovers by time."""
+
+    def __init__(self) -> None:
+        self.value = 1.0
+        self._at: float | None = None
+        self._cut_at = float("-inf")
+        self._last_seen = float("-inf")
+
+    def observe(self, preempted: float, usage_ratio: float | None, now: float) -> bool:
+        """``preempted`` more preemptions since the last page, at that pool usage; True when they are ours."""
+        self.recover(now)
+        if preempted <= 0:
+            return False
+        if usage_ratio is not None and usage_ratio < OURS_ABOVE:
+            return False
+        new_episode = now - self._last_seen > EPISODE_GAP_S or now - self._cut_at > EPISODE_MAX_S
+        self._last_seen = now
+        if new_episode:
+            self._cut_at = now
+            self.value = max(self.value * CUT, FLOOR)
+        return True
+
+    def recover(self, now: float) -> None:
+        """Let time heal."""
+        if self._at is not None and self.value < 1.0:
+            self.value = min(1.0, self.value * RECOVERY_PER_S ** (now - self._at))
+        self._at = now
+
+
+MEMORY_FLOOR = 0.25
+
+
+class MemoryTerm:
+    """Free GPU memory against a guard.
+
+    Engines allocate their pool at start, so free memory says nothing of KV use; it shows what else may kill
+    the engine: activations, a neighbour. The guard is ``guard_bytes`` or what was free just after the
+    engine's start, whichever is less, per card.
+    """
+
+    def __init__(self, guard_bytes: int) -> None:
+        self._guard = guard_bytes
+        self._usual: dict[str, int] = {}
+        self.value = 1.0
+
+    def engine_started(self) -> None:
+        """What is free next is what this engine leaves free."""
+        self._usual.clear()
+
+    def observe(self, cards: Iterable[GpuSample]) -> None:
+        """New readings. Cards without a reading have no say."""
+        terms = [self._term(card) for card in cards if not card.lost and card.free_bytes is not None]
+        self.value = min(terms, default=1.0)
+
+    def unknown(self) -> None:
+        """No card can be read: no pressure from here."""
+        self.value = 1.0
+
+    def _term(self, card: GpuSample) -> float:
+        free = card.free_bytes or 0
+        usual = self._usual.setdefault(card.uuid, free)
+        guard = min(self._guard, usual)
+        return 1.0 if guard <= 0 else max(min(1.0, free / guard), MEMORY_FLOOR)
+
+
+SHRINK_PER_POLL = 0.9
+REOPEN_PER_TICK = 0.1
+
+
+class TelemetryTerm:
+    """Fresh or late: holds. Stale: shrinks by a tenth a poll. Back again: re-opens step by step."""
+
+    def __init__(self) -> None:
+        self.value = 1.0
+
+    def shrink(self, floor: float) -> None:
+        """One more poll interval without a usable page; ``floor`` is the fallback's share of the budget."""
+        self.value = max(self.value * SHRINK_PER_POLL, min(floor, 1.0), 0.01)
+
+    def reopen(self) -> None:
+        """One tick with fresh telemetry."""
+        self.value = min(1.0, self.value + REOPEN_PER_TICK)
+
+    def outage_over(self) -> None:
+        """The engine serves again after it did not: waiting callers must not come in as one wave."""
+        self.value = min(self.value, REOPEN_PER_TICK)

@@ -1,0 +1,65 @@
+"""How answers advance: tokens per stream event, and the pace of answers that show nothing until their end.
+
+An event of a stream is not always one token: speculative decoding, parsers and a busy API server put
+several into one. The engine's own token counter against the events seen tells how many.
+"""
+
+SMOOTHING = 0.2
+LEAST_EVENTS = 50  # events between two looks at the counter, before the ratio says anything
+MOST_TOKENS_PER_EVENT = 16.0
+UNKNOWN_PACE = 20.0  # tokens a second and sequence, before anything was measured
+
+
+class Pace:
+    """Learns tokens per event and the decode rate of one sequence from pages and streams."""
+
+    def __init__(self) -> None:
+        self.tokens_per_event = 1.0
+        self.tokens_per_s = UNKNOWN_PACE
+        self.first_token_s = 0.0
+        self._events = 0.0
+        self._generated = 0.0
+        self._mixed = False
+        self._page_at: float | None = None
+
+    def events_seen(self, events: int) -> None:
+        """Token-bearing events of streams came through."""
+        self._events += events
+
+    def others_run(self) -> None:
+        """Something generates that shows no events: the counter cannot be compared with them."""
+        self._mixed = True
+
+    def page(self, generated: float | None, running: int | None, now: float) -> None:
+        """A page: ``generated`` tokens since the one before, ``running`` sequences now."""
+        before, self._page_at = self._page_at, now
+        if generated is None or before is None or now <= before:
+            self._forget()
+            return
+        if running and generated > 0:
+            self._learn_pace(generated / (now - before) / running)
+        self._generated += generated
+        if self._mixed:
+            self._forget()
+        elif self._events >= LEAST_EVENTS:
+            self._learn_ratio(self._generated / self._events)
+            self._forget()
+
+    def first_token(self, seconds: float) -> None:
+        """A stream's first token came that long after its admission."""
+        self.first_token_s += SMOOTHING * (seconds - self.first_token_s)
+
+    def silent_output(self, seconds_since_admission: float) -> float:
+        """Tokens that a sequence which shows nothing has probably made by now."""
+        return max(seconds_since_admission - self.first_token_s, 0.0) * self.tokens_per_s
+
+    def _learn_pace(self, pace: float) -> None:
+        self.tokens_per_s += SMOOTHING * (pace - self.tokens_per_s)
+
+    def _learn_ratio(self, ratio: float) -> None:
+        held = min(max(ratio, 1.0), MOST_TOKENS_PER_EVENT)
+        self.tokens_per_event += SMOOTHING * (held - self.tokens_per_event)
+
+    def _forget(self) -> None:
+        self._events = self._generated = 0.0
+        self._mixed = False

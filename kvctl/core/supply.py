@@ -1,0 +1,215 @@
+"""The supply side of the gate: how many KV tokens may be in flight, from telemetry and knobs.
+
+Every change of it is told with its reason (law 9). What is in flight is the demand side: ledger and forecast.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from kvctl.core.budget import Budget, Capacity, budget_of, capacity_of, reason_of_change
+from kvctl.core.claim import Limits
+from kvctl.core.engine_view import EngineView, Moved, ViewConfig
+from kvctl.core.events import BudgetChanged, Command, EngineRestarted, Noted, StateChanged
+from kvctl.core.outcomes import SERVING, BudgetReason, EngineState, Policy, Pressure
+from kvctl.core.pressure import MemoryTerm, PreemptionTerm, TelemetryTerm
+from kvctl.core.reconcile import Reconciler
+from kvctl.core.sentence import budget_sentence, state_sentence
+from kvctl.core.telemetry import EngineInfo, GpuSample, RankSample
+
+WORTH_TELLING = 0.01  # of capacity: smaller moves of the budget are not told one by one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateConfig:
+    """What does not change while the daemon runs, beside the knobs' first values. Seconds, tokens, bytes."""
+
+    margin_ratio: float = 0.05
+    policy: Policy = Policy.FORECAST
+    fallback_budget_tokens: int = 16384
+    capacity_tokens: int | None = None  # the operator's, per rank
+    capacity_force: bool = False
+    max_context: int | None = None
+    clamps_output: bool = True
+    gpu_guard_bytes: int = 1 << 30
+    poll_interval_s: float = 0.2
+    retry_after_max_s: float = 60.0
+    jitter_seed: float = 0.0
+    view: ViewConfig = field(default_factory=ViewConfig)
+
+
+class Supply:
+    """Capacity, margin and pressure of one engine, and the budget that follows."""
+
+    def __init__(self, config: GateConfig) -> None:
+        self._config = config
+        self.margin_ratio = config.margin_ratio
+        self.view = EngineView(config.view)
+        self.state = EngineState.STARTING
+        self._reconciler = Reconciler()
+        self._preemption = PreemptionTerm()
+        self._memory = MemoryTerm(config.gpu_guard_bytes)
+        self._telemetry = TelemetryTerm()
+        self._shrunk_at = float("-inf")
+        self.capacity = self._read_capacity()
+        self.budget = self._read_budget()
+        self._told = self.budget
+        self.reason = BudgetReason.STEADY
+
+    @property
+    def unattributed(self) -> float:
+        """KV tokens in the pool that no lease explains."""
+        return self._reconciler.unattributed
+
+    # --- telemetry ----------------------------------------------------------------------------------
+
+    def page(self, samples: tuple[RankSample, ...], now: float) -> tuple[Moved, list[Command]]:
+        """A metrics page: what moved since the last, and what there is to tell."""
+        moved = self.view.scraped(samples, now)
+        told: list[Command] = []
+        if moved.restarted:
+            told.append(EngineRestarted(samples[0].rank))
+            self._memory.engine_started()
+            self._reconciler.restarted()
+        if moved.preempted and not self._preemption.observe(moved.preempted, self.usage_ratio(), now):
+            text = "preemptions at low pool usage: not over-admission, ignored"
+            told.append(Noted("preemption_ignored", text))
+        return moved, told + self._capacity_news()
+
+    def reconcile(self, asked_at: float) -> None:
+        """Compare the last page's usage, asked for at ``asked_at``, with what the ledger held."""
+        usage = self.usage_ratio()
+        if usage is not None and self.capacity.known:
+            self._reconciler.compare(usage * self.capacity.total, self.capacity.total, asked_at)
+
+    def held(self, low: int, high: int, now: float) -> None:
+        """What the ledger holds now: past their first token only, and with the prompts of the rest."""
+        self._reconciler.remember(low, high, now)
+
+    def described(self, info: EngineInfo, now: float) -> list[Command]:
+        """The engine told what it serves."""
+        before = self.view.info
+        self.view.described(info, now)
+        if before == info:
+            return []
+        names = ", ".join(info.models) or "no model"
+        text = f"engine serves {names}, context {info.context_tokens or 'unknown'} tokens"
+        return [Noted("engine_described", text)]
+
+    def cards(self, samples: Sequence[GpuSample]) -> None:
+        """The engine's cards were read."""
+        self.view.cards_read(samples)
+        self._memory.observe(samples)
+
+    def cards_unknown(self) -> None:
+        """The engine's cards cannot be read."""
+        self._memory.unknown()
+
+    def usage_ratio(self) -> float | None:
+        """Pool usage over all ranks, 0..1; None when any rank's is unknown or means something else."""
+        used = total = 0.0
+        for sample in self.view.samples:
+            if sample.kv_usage_ratio is None or sample.unsupported:
+                return None
+            weight = sample.capacity_tokens or 1
+            used += sample.kv_usage_ratio * weight
+            total += weight
+        return used / total if total else None
+
+    # --- the beat -----------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> list[Command]:
+        """Time passes: terms recover or shrink, ages turn into states."""
+        self._preemption.recover(now)
+        told = self.settle(now)
+        self._climb_telemetry_ladder(now)
+        return told + self.settle(now)
+
+    def settle(self, now: float) -> list[Command]:
+        """State and budget follow what is known now; tells what changed."""
+        told = self._state_news(now)
+        before, self.budget = self.budget, self._read_budget()
+        reason = reason_of_change(before, self.budget)
+        if reason is not BudgetReason.STEADY:
+            self.reason = reason
+        return told + self._budget_news()
+
+    def _state_news(self, now: float) -> list[Command]:
+        before, after = self.state, self.view.state(now)
+        if after is before:
+            return []
+        self.state = after
+        if after in SERVING and before not in SERVING:
+            self._memory.engine_started()
+            if before is not EngineState.STARTING:
+                self._telemetry.outage_over()
+        return [StateChanged(before, after, state_sentence(before, after))]
+
+    def _budget_news(self) -> list[Command]:
+        told, present = self._told, self.budget
+        step = abs(present.tokens - told.tokens)
+        on_purpose = present.margin_ratio != told.margin_ratio or present.capacity != told.capacity
+        if not step or not (on_purpose or step > WORTH_TELLING * present.capacity):
+            return []
+        self._told = present
+        why = reason_of_change(told, present)
+        return [BudgetChanged(told.tokens, present.tokens, why, budget_sentence(told, present, why))]
+
+    def _capacity_news(self) -> list[Command]:
+        before, self.capacity = self.capacity, self._read_capacity()
+        if before == self.capacity:
+            return []
+        after = self.capacity
+        quality = (
+            "exact" if after.exact else "uncertain" if after.known else "fallback, the engine reports none"
+        )
+        text = f"capacity is {after.total:,} KV tokens ({quality}), was {before.total:,}"
+        unsupported = {s.unsupported for s in self.view.samples if s.unsupported}
+        return [
+            Noted("capacity", text),
+            *(
+                Noted("unsupported", f"unsupported: {what}; its gauges are not trusted")
+                for what in unsupported
+            ),
+        ]
+
+    def _climb_telemetry_ladder(self, now: float) -> None:
+        if self.state is EngineState.UP:
+            self._telemetry.reopen()
+            return
+        blind = self.state in {EngineState.STALE, EngineState.NO_TELEMETRY}
+        if blind and now - self._shrunk_at >= self._config.poll_interval_s:
+            self._shrunk_at = now
+            whole = self.capacity.total * (1.0 - self.margin_ratio)
+            self._telemetry.shrink(self._config.fallback_budget_tokens / max(whole, 1.0))
+
+    # --- readings -----------------------------------------------------------------------------------
+
+    def limits(self) -> Limits:
+        """What bounds a single request."""
+        capacity = self.capacity
+        return Limits(
+            context=self.view.info.context_tokens,
+            max_context=self._config.max_context,
+            rank_capacity=capacity.largest_rank,
+            capacity_exact=capacity.exact and capacity.known,
+            block=capacity.block,
+            clamps_output=self._config.clamps_output,
+            unknown_output=self._config.fallback_budget_tokens,
+        )
+
+    def _read_capacity(self) -> Capacity:
+        config = self._config
+        return capacity_of(
+            self.view.samples,
+            operator=config.capacity_tokens,
+            force=config.capacity_force,
+            fallback=config.fallback_budget_tokens,
+        )
+
+    def _read_budget(self) -> Budget:
+        pressure = {
+            Pressure.PREEMPTION: self._preemption.value,
+            Pressure.GPU_MEMORY: self._memory.value,
+            Pressure.TELEMETRY: self._telemetry.value,
+        }
+        return budget_of(self.capacity.total, self.margin_ratio, pressure)

@@ -1,0 +1,218 @@
+"""Output-length distributions: S(x) = P(output > x), per class of request.
+
+Law 10: the request in hand beats the estimate. Tables are read conditionally, S(g + t) / S(g), with g the
+tokens that the request has shown already.
+
+Kaplan-Meier on slots of output length. Answers that are cut (client gone, error, cap reached) and requests
+still in flight are censored at their present length: they were at risk that far and no further. Fed with
+finished lengths only, the start of a burst of equal long answers would look three to five times too short.
+
+Cold start: ``PRIOR_WEIGHT`` pseudo-requests drawn from a prior stand in the same table. For a whole table
+that is S = (k prior + n history) / (k + n); written per slot it also holds where history is censored, and
+where nobody of the history is left at risk the prior alone speaks. The prior of a (model, route, tenant) is
+(model, route), of that (model), of that the engine's own histogram of output lengths, else
+exp(-x / (cap / 4)).
+"""
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
+from math import exp, isinf
+
+from kvctl.core.telemetry import LengthHistogram
+
+Key = tuple[str, ...]
+
+PRIOR_WEIGHT = 20.0
+WINDOW = 2000  # answers remembered per class
+HISTOGRAM_MIN = 200  # answers the engine's histogram needs before it is believed
+LONGEST = 1 << 20  # tokens; longer outputs are treated as this long
+_FLOOR = 1e-12  # keeps S(g) a divisor; a request out there is taken to run to its cap
+
+
+def _slot_starts() -> list[int]:
+    ranges = ((0, 512, 8), (512, 4096, 32), (4096, 32768, 256), (32768, LONGEST + 1, 16384))
+    return [x for start, stop, width in ranges for x in range(start, stop, width)]
+
+
+SLOT_STARTS: Sequence[int] = _slot_starts()
+SLOTS = len(SLOT_STARTS)
+
+
+def _slot_table() -> list[int]:
+    return [bisect_right(SLOT_STARTS, x) - 1 for x in range(0, LONGEST + 8, 8)]
+
+
+SLOT_OF: Sequence[int] = _slot_table()
+"""Slot of an output length ``x``: ``SLOT_OF[x >> 3]``, for x up to LONGEST."""
+
+
+def slot_of(tokens: int) -> int:
+    """Slot of any output length."""
+    return SLOT_OF[min(tokens, LONGEST) >> 3]
+
+
+def survival_from_hazards(hazards: Iterable[float]) -> list[float]:
+    """S at the start of each slot (the first is 1.0), floored above zero."""
+    steps = (max(1.0 - h, 0.0) for h in hazards)
+    return [max(s, _FLOOR) for s in accumulate(steps, lambda s, step: s * step, initial=1.0)][:SLOTS]
+
+
+def exponential_hazards(mean_tokens: float) -> list[float]:
+    """Hazard of each slot when lengths are exponential with that mean."""
+    return [1.0 - exp(-(b - a) / mean_tokens) for a, b in zip(SLOT_STARTS, _slot_ends(), strict=True)]
+
+
+def _slot_ends() -> list[int]:
+    return [*SLOT_STARTS[1:], LONGEST + 16384]
+
+
+def histogram_hazards(histogram: LengthHistogram) -> list[float] | None:
+    """Hazard of each slot from the engine's cumulative histogram; None while it has too few answers.
+
+    Within a bucket the hazard per token is taken as constant; beyond the last finite bound it goes on as
+    in the bucket before.
+    """
+    total = histogram.total
+    if total < HISTOGRAM_MIN:
+        return None
+    rates: list[tuple[float, float]] = []  # (upper bound, hazard per token up to it)
+    previous, lower = 0.0, 0.0
+    for bound, count in zip(histogram.bounds, histogram.counts, strict=True):
+        at_risk, died = total - previous, count - previous
+        if isinf(bound) or at_risk <= 0:
+            break
+        rates.append((bound, min(died / at_risk, 0.999) / max(bound - lower, 1.0)))
+        previous, lower = count, bound
+    last_rate = next((rate for _, rate in reversed(rates) if rate > 0), 1.0 / 1024)
+    return [_slot_hazard(a, b, rates, last_rate) for a, b in zip(SLOT_STARTS, _slot_ends(), strict=True)]
+
+
+def _slot_hazard(start: int, end: int, rates: list[tuple[float, float]], beyond: float) -> float:
+    """Hazard of one slot that may span several buckets of ``rates``."""
+    integral, at = 0.0, float(start)
+    for bound, rate in rates:
+        if bound > at:
+            reach = min(bound, end)
+            integral += (reach - at) * rate
+            at = reach
+        if at >= end:
+            break
+    integral += (end - at) * beyond
+    return 1.0 - exp(-integral)
+
+
+class LengthHistory:
+    """The last ``WINDOW`` answers of one class, counted by slot."""
+
+    __slots__ = ("_records", "censored", "finished")
+
+    def __init__(self) -> None:
+        self._records: deque[tuple[int, bool]] = deque()
+        self.finished = [0] * SLOTS
+        self.censored = [0] * SLOTS
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def add(self, output_tokens: int, *, finished: bool) -> None:
+        """One answer of that many tokens per sequence, ended by itself or cut."""
+        slot = slot_of(output_tokens)
+        self._records.append((slot, finished))
+        (self.finished if finished else self.censored)[slot] += 1
+        if len(self._records) > WINDOW:
+            old, was_finished = self._records.popleft()
+            (self.finished if was_finished else self.censored)[old] -= 1
+
+    def hazards(self, prior: Sequence[float], in_flight: Iterable[int]) -> list[float]:
+        """Hazard of each slot: history, present lengths ``in_flight``, and the prior's pseudo-requests."""
+        censored = self.censored.copy()
+        for tokens in in_flight:
+            censored[slot_of(tokens)] += 1
+        # The actuarial convention: who is censored within a slot was at risk for half of it.
+        beyond = sum(self.finished) + sum(censored)
+        prior_alive = PRIOR_WEIGHT
+        hazards = []
+        for died, cut, prior_hazard in zip(self.finished, censored, prior, strict=True):
+            prior_died = prior_alive * prior_hazard
+            at_risk = beyond - 0.5 * cut + prior_alive
+            hazards.append((died + prior_died) / at_risk if at_risk > 0 else prior_hazard)
+            beyond -= died + cut
+            prior_alive -= prior_died
+        return hazards
+
+
+class SurvivalModel:
+    """Survival tables of all classes of one engine. ``table`` is read; ``ended`` and ``refresh`` feed it."""
+
+    def __init__(self) -> None:
+        self._histories: dict[Key, LengthHistory] = {}
+        self._histogram: list[float] | None = None
+        self._histogram_total = 0.0
+        self._in_flight: dict[Key, list[int]] = {}
+        self._hazards: dict[tuple[Key, int], list[float]] = {}
+        self._tables: dict[tuple[Key, int], list[float]] = {}
+        self._exponential: dict[int, list[float]] = {}
+
+    def ended(self, key: Key, output_tokens: int, *, finished: bool) -> None:
+        """An answer of ``output_tokens`` per sequence came to its natural end, or was cut there."""
+        for level in _levels(key):
+            self._histories.setdefault(level, LengthHistory()).add(output_tokens, finished=finished)
+
+    def believe(self, histogram: LengthHistogram) -> None:
+        """The engine's own histogram of output lengths, as the last prior."""
+        if histogram.total > self._histogram_total * 1.1 or histogram.total < self._histogram_total:
+            self._histogram = histogram_hazards(histogram)
+            self._histogram_total = histogram.total
+
+    def refresh(self, in_flight: Mapping[Key, Sequence[int]]) -> None:
+        """Present output lengths of the requests in flight, by class; tables are made anew when read."""
+        self._hazards.clear()
+        self._tables.clear()
+        self._in_flight = {}
+        for key, lengths in in_flight.items():
+            for level in _levels(key):
+                self._in_flight.setdefault(level, []).extend(lengths)
+
+    def table(self, key: Key, cap: int) -> Sequence[float]:
+        """S at each slot start for requests of that class and output cap (the cap itself not applied)."""
+        place = (key, self._cap_class(cap))
+        table = self._tables.get(place)
+        if table is None:
+            table = self._tables[place] = survival_from_hazards(self._class_hazards(*place))
+        return table
+
+    def _cap_class(self, cap: int) -> int:
+        """The prior by cap is made for powers of two; the engine's histogram knows no cap."""
+        return 0 if self._histogram is not None else max(cap - 1, 15).bit_length()
+
+    def _class_hazards(self, key: Key, cap_class: int) -> list[float]:
+        if not key:
+            return self._root_hazards(cap_class)
+        place = (key, cap_class)
+        hazards = self._hazards.get(place)
+        if hazards is None:
+            hazards = self._hazards[place] = self._blended(key, cap_class)
+        return hazards
+
+    def _blended(self, key: Key, cap_class: int) -> list[float]:
+        prior = self._class_hazards(key[:-1], cap_class)
+        history = self._histories.get(key)
+        lengths = self._in_flight.get(key, ())
+        if history is None and not lengths:
+            return prior
+        return (history or LengthHistory()).hazards(prior, lengths)
+
+    def _root_hazards(self, cap_class: int) -> list[float]:
+        if self._histogram is not None:
+            return self._histogram
+        hazards = self._exponential.get(cap_class)
+        if hazards is None:
+            hazards = self._exponential[cap_class] = exponential_hazards((1 << cap_class) / 4)
+        return hazards
+
+
+def _levels(key: Key) -> list[Key]:
+    """The class itself and its parents: (model, route, tenant), (model, route), (model,)."""
+    return [key[:n] for n in range(len(key), 0, -1)]

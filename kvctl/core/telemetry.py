@@ -1,0 +1,86 @@
+"""Frozen samples of engine ranks and GPUs.
+
+Law 3: unknown is not zero. A field is a good value or None; ``absent`` then says why, by field name.
+Every ``at`` is monotonic seconds. Engine adapters and the NVML adapter build these; the core only reads.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from kvctl.core.outcomes import Absence
+
+_NOTHING_ABSENT: Mapping[str, Absence] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthHistogram:
+    """Cumulative histogram of output lengths: ``counts[i]`` answers had at most ``bounds[i]`` tokens."""
+
+    bounds: tuple[float, ...]  # ascending, the last may be inf
+    counts: tuple[float, ...]  # cumulative, same length
+
+    @property
+    def total(self) -> float:
+        """Number of answers in the histogram."""
+        return self.counts[-1] if self.counts else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSample:
+    """One reading of one scheduler with its own KV pool.
+
+    ``capacity_tokens`` is usable KV tokens (the null block taken off) of this rank alone;
+    ``capacity_exact`` is False where it was derived in a way that misleads on some models,
+    and then it may justify a 429 but never a 400.
+    """
+
+    rank: str
+    at: float
+    model: str = ""
+    kv_usage_ratio: float | None = None  # 0..1 of capacity_tokens
+    running: int | None = None
+    waiting: int | None = None
+    waiting_for_capacity: int | None = None
+    preemptions_total: float | None = None
+    prompt_tokens_total: float | None = None
+    generation_tokens_total: float | None = None
+    prefix_queries_total: float | None = None
+    prefix_hits_total: float | None = None
+    awake: bool | None = None
+    block_size: int | None = None
+    capacity_tokens: int | None = None
+    capacity_exact: bool = False
+    prefix_caching: bool | None = None
+    started_at: float | None = None  # the engine's process_start_time_seconds (wall clock), to see restarts
+    output_lengths: LengthHistogram | None = None
+    unsupported: str | None = None  # a set-up in which the gauges mean something else
+    absent: Mapping[str, Absence] = field(default_factory=lambda: _NOTHING_ABSENT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineInfo:
+    """What an engine says of itself apart from metrics (``/v1/models`` and the like)."""
+
+    models: tuple[str, ...] = ()
+    context_tokens: int | None = None  # max_model_len
+    version: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuSample:
+    """One reading of one card. Bytes; ``free`` is read with the v2 call where it works."""
+
+    uuid: str
+    at: float
+    index: int | None = None
+    name: str = ""
+    total_bytes: int | None = None
+    free_bytes: int | None = None
+    used_bytes: int | None = None
+    reserved_bytes: int | None = None
+    temperature_c: float | None = None
+    throttle_reasons: tuple[str, ...] | None = None  # None: unknown; (): none
+    ecc_uncorrected_total: int | None = None
+    lost: bool = False
+    absent: Mapping[str, Absence] = field(default_factory=lambda: _NOTHING_ABSENT)

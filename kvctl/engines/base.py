@@ -1,0 +1,76 @@
+"""What kvctl needs to know of an engine. One module per engine; no IO in any of them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Protocol
+
+from kvctl.core.outcomes import SourceFault
+from kvctl.core.telemetry import EngineInfo, RankSample
+
+
+class Api(StrEnum):
+    """Whose request and error format a route speaks."""
+
+    OPENAI = "openai"
+    ANTHROPIC = "anthropic"
+    TGI = "tgi"
+
+
+class Treatment(StrEnum):
+    """What the proxy does with a route."""
+
+    GENERATE = "generate"  # claim, gate, lease, relay
+    PASS = "pass"  # noqa: S105 - relayed, not metered
+    REFUSE = "refuse"  # 404 with the route's hint unless the operator lists the path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """One route of an engine. ``path`` is the normalised path; ``name`` the metric label.
+
+    A refused route is opened by listing its path: in ``routes.admin_pass`` where ``admin``, else in
+    ``routes.pass`` (and then it runs unmetered, as the operator wished).
+    """
+
+    method: str  # "GET", "POST", ... or "*"
+    path: str  # exact, or with one trailing "/*"
+    name: str
+    treatment: Treatment
+    api: Api = Api.OPENAI
+    admin: bool = False  # engine administration
+    hint: str = ""  # what the refusal tells the caller
+
+
+class PageError(ValueError):
+    """A metrics page that cannot be used, with the word for it."""
+
+    def __init__(self, fault: SourceFault, message: str) -> None:
+        super().__init__(message)
+        self.fault = fault
+
+
+class Engine(Protocol):
+    """An engine's adapter. All methods are pure."""
+
+    name: str
+    metrics_path: str
+    info_path: str
+    routes: tuple[Route, ...]
+    clamps_output: bool
+
+    def parse_metrics(self, page: str, at: float) -> list[RankSample]:
+        """One sample per rank, never an empty list.
+
+        ``page`` is the whole Prometheus text, ``at`` the monotonic time to date the samples with.
+        Raises PageError (``unparsable``, or ``no_series`` when the page has nothing of this engine).
+        """
+        ...
+
+    def parse_info(self, answer: Mapping[str, Any]) -> EngineInfo:
+        """What ``info_path`` answered. Unknown shapes give empty fields, never an exception."""
+        ...
+
+    def default_output(self, route: Route) -> int | None:
+        """Output tokens when the caller sends no limit; None: what is left of the context."""
+        ...

@@ -1,0 +1,40 @@
+"""The interface of a token counter."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Protocol
+
+
+class CountMethod(StrEnum):
+    """How a count came about: metric label and status field."""
+
+    LOCAL = "local"  # the model's own tokenizer (and template), in this process
+    ENGINE = "engine"  # the engine's /tokenize
+    BOUND = "bound"  # an upper bound from bytes: never proof of a 400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Count:
+    """Prompt tokens of each prompt of a request. ``exact`` False: an upper bound."""
+
+    prompts: tuple[int, ...]
+    method: CountMethod
+    seconds: float = 0.0
+
+    @property
+    def exact(self) -> bool:
+        """Whether the count may prove a 400."""
+        return self.method is not CountMethod.BOUND
+
+
+class Counter(Protocol):
+    """Counts prompts. Neither method raises on odd input: the answer is then a byte bound."""
+
+    async def count_text(self, model: str, prompts: Sequence[str], *, add_special_tokens: bool = True) -> Count:
+        """Tokens of each plain prompt, as /v1/completions counts them."""
+        ...
+
+    async def count_chat(self, model: str, body: Mapping[str, Any], body_bytes: int) -> Count:
+        """Tokens of a chat request (``messages``, ``tools``, template options), as the engine renders it."""
+        ...
