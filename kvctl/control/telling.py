@@ -1,0 +1,55 @@
+"""The gate's commands as log lines: one per change, none per request above debug."""
+
+import logging
+
+from kvctl import logs
+from kvctl.core.events import (
+    BudgetChanged,
+    Command,
+    EngineRestarted,
+    LeaseEnded,
+    Noted,
+    Reject,
+    StateChanged,
+)
+from kvctl.core.outcomes import SERVING, EndReason, EngineState
+
+log = logs.get("gate")
+
+_OURS = frozenset({EndReason.CANCELLED})  # ends that only a defect of kvctl brings about
+
+
+def tell(command: Command, now: float) -> None:  # noqa: ARG001 - an observer's signature
+    """Log what ``command`` says, where it says something to on-call."""
+    match command:
+        case StateChanged():
+            level = logging.INFO if command.after in SERVING - {EngineState.STALE} else logging.WARNING
+            logs.event(log, level, f"engine_{command.after}", command.sentence, before=command.before)
+        case BudgetChanged():
+            logs.event(
+                log,
+                logging.INFO,
+                f"budget_{command.reason}",
+                command.sentence,
+                before=command.before_tokens,
+                after=command.after_tokens,
+                reason=command.reason,
+            )
+        case EngineRestarted():
+            logs.event(log, logging.WARNING, "engine_restarted", "the engine restarted", rank=command.rank)
+        case Noted():
+            logs.event(log, logging.INFO, command.word, command.sentence)
+        case Reject():
+            _refused(command)
+        case LeaseEnded() if command.record.reason in _OURS:
+            sentence = f"request {command.record.lease.id} ended without a word: a defect, please report it"
+            logs.event(log, logging.ERROR, "lease_cancelled", sentence)
+        case _:
+            pass
+
+
+def _refused(command: Reject) -> None:
+    if log.isEnabledFor(logging.DEBUG):
+        sentence = f"refused {command.request_id}: {command.reason}"
+        needed, room = command.needed_tokens, command.headroom_tokens
+        logs.event(log, logging.DEBUG, f"refused_{command.reason}", sentence, needed=needed, headroom=room)

@@ -1,0 +1,204 @@
+"""vLLM: what it calls its gauges, release by release.
+
+Law 3: unknown is not zero. A series that vanished, a renamed gauge, NaN, a share above 1: the field is
+None and ``absent`` says why.
+
+Traps that this module knows: both names of a renamed gauge on one page (the new one counts, they are never
+added up); ``_`` for ``:`` after a re-export; ``_created`` series (never read); several copies of one rank's
+series (multi-process mode, an aggregator between): equal ones are one, contradicting ones are absent and the
+set-up is named unsupported; LoRA series, whose values are no counts (never read).
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvctl.core.outcomes import Absence, SourceFault
+from kvctl.core.telemetry import EngineInfo, LengthHistogram, RankSample
+from kvctl.engines.base import PageError, Route
+from kvctl.engines.page import Page, Reading, read_page
+from kvctl.engines.values import count, counter, flag, known, lengths, ratio
+from kvctl.engines.vllm_pool import Pool, read_pool
+from kvctl.engines.vllm_routes import ROUTES
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a field of RankSample is found: the first of ``names`` that is on the page counts."""
+
+    field: str
+    names: tuple[str, ...]
+    read: Callable[[float], float | int | bool | Absence]
+    where: tuple[str, str] | None = None
+
+
+SOURCES = (
+    # gpu_cache_usage_perc until 0.11, kv_cache_usage_perc since about 0.9.2; both in between
+    Source("kv_usage_ratio", ("kv_cache_usage_perc", "gpu_cache_usage_perc"), ratio),
+    Source("running", ("num_requests_running",), count),
+    Source("waiting", ("num_requests_waiting",), count),
+    # both since about 0.2x
+    Source("waiting_for_capacity", ("num_requests_waiting_by_reason",), count, ("reason", "capacity")),
+    Source("awake", ("engine_sleep_state",), flag, ("sleep_state", "awake")),
+    Source("preemptions_total", ("num_preemptions_total",), counter),
+    Source("prompt_tokens_total", ("prompt_tokens_total",), counter),
+    Source("generation_tokens_total", ("generation_tokens_total",), counter),
+    # since about 0.9.2; the older gpu_prefix_cache_* counted blocks in some releases, so they are not read
+    Source("prefix_queries_total", ("prefix_cache_queries_total",), counter),
+    Source("prefix_hits_total", ("prefix_cache_hits_total",), counter),
+)
+
+_LENGTHS = "request_generation_tokens_bucket"
+_INFO = "cache_config_info"
+_EXTERNAL_HITS = "external_prefix_cache_queries_total"  # there without a connector too, and then 0
+_STARTED = "process_start_time_seconds"
+_PREFIXES = ("vllm:", "vllm_")
+
+_NAMES = (*(name for source in SOURCES for name in source.names), _LENGTHS, _INFO, _EXTERNAL_HITS)
+_WANTED = frozenset({_STARTED, *(prefix + name for prefix in _PREFIXES for name in _NAMES)})
+
+# Series that exist only with a KV connector: KV then moves in and out of the pool beside the scheduler.
+_CONNECTORS = ("nixl_", "kv_offload", "simple_kv_offload", "mooncake_", "num_requests_kv_fetch_by_stage")
+_CONNECTOR_MARKS = (
+    *(prefix + name for prefix in _PREFIXES for name in _CONNECTORS),
+    "lmcache:",
+    "lmcache_",
+)
+
+_COPIES = "copies of one rank's series disagree (several processes or an aggregator behind one page)"
+
+
+class VLLM:
+    """The adapter of vLLM, V0 to 0.32."""
+
+    name = "vllm"
+    metrics_path = "/metrics"
+    info_path = "/v1/models"
+    routes: tuple[Route, ...] = ROUTES
+    clamps_output = True  # 0.32 does; older releases refuse, which costs a needless forward and no wrong 400
+
+    def parse_metrics(self, page: str, at: float) -> list[RankSample]:
+        """One sample per data-parallel rank. Raises PageError."""
+        read = read_page(page, _WANTED, _CONNECTOR_MARKS)
+        series = _by_name(read.readings)
+        if not any(series.get(name) for name in _NAMES):
+            raise PageError(SourceFault.NO_SERIES, "no series of vLLM on the page")
+        ranks = _ranks(series)
+        return [_sample(rank, len(ranks), series, read, at) for rank in ranks]
+
+    def parse_info(self, answer: Mapping[str, Any]) -> EngineInfo:
+        """``/v1/models``: names that may be asked for (adapters too) and the context length."""
+        cards = answer.get("data")
+        models = [card for card in cards if isinstance(card, Mapping)] if isinstance(cards, list) else []
+        names = tuple(card["id"] for card in models if isinstance(card.get("id"), str) and card["id"])
+        contexts = {card.get("max_model_len") for card in models if _is_length(card.get("max_model_len"))}
+        return EngineInfo(models=names, context_tokens=contexts.pop() if len(contexts) == 1 else None)
+
+    def default_output(self, route: Route) -> int | None:
+        """Completions stop after 16 tokens, everything else at the context's end."""
+        return 16 if route.name == "completions" else None
+
+
+def _is_length(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _by_name(readings: Sequence[Reading]) -> dict[str, list[Reading]]:
+    """Readings by name without prefix. A re-exported copy (``vllm_``) counts where the original lacks."""
+    found: defaultdict[str, list[Reading]] = defaultdict(list)
+    for reading in readings:
+        found[reading.name].append(reading)
+    plain = {name: found["vllm:" + name] or found["vllm_" + name] for name in _NAMES}
+    return {_STARTED: found[_STARTED], **plain}
+
+
+def _rank_label(reading: Reading) -> str:
+    return reading.labels.get("engine", "")
+
+
+def _ranks(series: Mapping[str, list[Reading]]) -> list[str]:
+    """Ranks on the page, ascending. Before V1 there is no label ``engine``: one rank, "0"."""
+    labels = {_rank_label(reading) for name in _NAMES for reading in series[name]} - {""}
+    return sorted(labels, key=lambda label: (not label.isdecimal(), len(label), label)) or ["0"]
+
+
+def _of_rank(readings: Sequence[Reading], rank: str, ranks: int) -> list[Reading]:
+    """Those of ``rank``; what has no rank of its own belongs to a single one."""
+    own = [reading for reading in readings if _rank_label(reading) == rank]
+    return own or [reading for reading in readings if ranks == 1 and not _rank_label(reading)]
+
+
+def _sample(rank: str, ranks: int, series: Mapping[str, list[Reading]], page: Page, at: float) -> RankSample:
+    mine = {name: _of_rank(readings, rank, ranks) for name, readings in series.items()}
+    infos = mine[_INFO] or [reading for reading in series[_INFO] if not _rank_label(reading)]
+    pool = read_pool([info.labels for info in infos if info.value == 1], ranks)
+    found: dict[str, Any] = {source.field: _field(source, mine) for source in SOURCES}
+    found |= {
+        "block_size": pool.block_size,
+        "capacity_tokens": pool.capacity_tokens,
+        "prefix_caching": pool.prefix_caching,
+        "output_lengths": _output_lengths(mine[_LENGTHS]),
+        "started_at": _agreed(series[_STARTED], counter),
+    }
+    return RankSample(
+        rank=rank,
+        at=at,
+        model=_model(mine),
+        capacity_exact=pool.capacity_exact,
+        unsupported=_unsupported(pool, page, mine, found),
+        absent={field: value for field, value in found.items() if isinstance(value, Absence)},
+        **{field: known(value) for field, value in found.items()},
+    )
+
+
+def _field(source: Source, mine: Mapping[str, list[Reading]]) -> float | int | bool | Absence:
+    """The preferred name that is there speaks alone, even if what it says is no good."""
+    for name in source.names:
+        readings = mine[name]
+        if source.where is not None:
+            label, value = source.where
+            readings = [reading for reading in readings if reading.labels.get(label) == value]
+        if readings:
+            return _agreed(readings, source.read)
+    return Absence.MISSING
+
+
+def _agreed(
+    readings: Sequence[Reading], read: Callable[[float], float | int | bool | Absence]
+) -> float | int | bool | Absence:
+    """What all copies say; NOT_SUPPORTED where they contradict each other."""
+    values = {read(reading.value) for reading in readings}
+    if not values:
+        return Absence.MISSING
+    return values.pop() if len(values) == 1 else Absence.NOT_SUPPORTED
+
+
+def _output_lengths(buckets: Sequence[Reading]) -> LengthHistogram | Absence:
+    pairs = {(bucket.labels.get("le", ""), bucket.value) for bucket in buckets}
+    if len(pairs) > len({bound for bound, _ in pairs}):
+        return Absence.NOT_SUPPORTED
+    return lengths(list(pairs))
+
+
+def _model(mine: Mapping[str, list[Reading]]) -> str:
+    names = {
+        reading.labels["model_name"]
+        for source in SOURCES
+        for name in source.names
+        for reading in mine[name]
+        if "model_name" in reading.labels
+    }
+    return names.pop() if len(names) == 1 else ""
+
+
+def _unsupported(
+    pool: Pool, page: Page, mine: Mapping[str, list[Reading]], found: Mapping[str, object]
+) -> str | None:
+    """Set-ups whose gauges mean something else; kvctl then goes by its ledger."""
+    if pool.unsupported is not None:
+        return pool.unsupported
+    if page.marks or any(reading.value > 0 for reading in mine[_EXTERNAL_HITS]):
+        marks = ", ".join(sorted(mark.rstrip(":_") for mark in page.marks))
+        return f"KV connector ({marks or _EXTERNAL_HITS})"
+    return _COPIES if Absence.NOT_SUPPORTED in found.values() else None

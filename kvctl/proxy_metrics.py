@@ -1,0 +1,64 @@
+"""The data plane's reports, translated into metrics: beside the daemon, since it knows both sides."""
+
+from kvctl.core.outcomes import DECISION_OF, EndReason
+from kvctl.metrics import Metrics
+from kvctl.proxy.seams import ProxyFault, Served
+from kvctl.tokens.base import CountMethod
+
+_UPSTREAM_ERRORS = {
+    ProxyFault.CONNECT_FAILED: "connect",
+    ProxyFault.UPSTREAM_BROKE: "broken",
+    ProxyFault.UPSTREAM_TIMEOUT: "timeout",
+}
+_COMPLETE = frozenset({EndReason.FINISHED, EndReason.CAPPED})
+
+
+class ProxyReports:
+    """A ``ProxyMetrics`` that counts into ``Metrics``."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def served(self, record: Served) -> None:
+        """A request is over."""
+        self._metrics.request(record.route, _outcome(record))
+        if record.end is EndReason.ENGINE_REFUSED:
+            self._metrics.upstream_error("status")
+        if record.end is EndReason.CLIENT_GONE or record.status == 0:
+            self._metrics.client_gone(_phase(record))
+        if record.end in _COMPLETE and record.first_byte_s is not None:
+            self._answered(record, record.first_byte_s)
+
+    def counted(self, method: CountMethod, seconds: float) -> None:
+        """A prompt was counted."""
+        self._metrics.counted(method, seconds)
+
+    def admitted(self, seconds: float) -> None:
+        """The gate let a request in after that time."""
+        self._metrics.decided(seconds)
+
+    def fault(self, word: ProxyFault) -> None:
+        """Something went wrong."""
+        if word in _UPSTREAM_ERRORS:
+            self._metrics.upstream_error(_UPSTREAM_ERRORS[word])
+
+    def _answered(self, record: Served, first_s: float) -> None:
+        self._metrics.first_token(first_s)
+        if record.stream and record.output_tokens is not None and record.output_tokens > 1:
+            self._metrics.next_token((record.seconds - first_s) / (record.output_tokens - 1))
+
+
+def _outcome(record: Served) -> str:
+    if record.end is not None:
+        return record.end
+    if record.reject is not None:
+        return DECISION_OF[record.reject]
+    return {404: "not_found", 405: "not_found", 0: EndReason.CLIENT_GONE}.get(
+        record.status, "passed" if record.status < 400 else "bad_request"
+    )
+
+
+def _phase(record: Served) -> str:
+    if record.end is None:
+        return "request"
+    return "waiting" if record.first_byte_s is None else "streaming"

@@ -1,0 +1,509 @@
+"""The scraper against real servers on loopback that misbehave."""
+
+import asyncio
+import contextlib
+import logging
+import socket
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+import pytest
+from aiohttp import web
+
+from kvctl.control.poll import Poller
+from kvctl.control.scraper import Scraper
+from kvctl.core.events import EngineDescribed, Scraped, ScrapeFailed
+from kvctl.core.outcomes import SourceFault
+from kvctl.core.telemetry import RankSample
+from kvctl.engines.vllm import VLLM
+
+PAGES = Path(__file__).parent.parent / "conformance" / "pages"
+PAGE = (PAGES / "vllm-0.32-overloaded.prom").read_text()
+PATIENCE_S = 10.0
+Event = Scraped | ScrapeFailed | EngineDescribed
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def page(*, preempted: int = 404, started: str = "1.79598200909e+09") -> str:
+    changed = PAGE.replace('num_preemptions_total{engine="0",model_name="tiny"} 404.0',
+                           f'num_preemptions_total{{engine="0",model_name="tiny"}} {preempted}')  # fmt: skip
+    return changed.replace(
+        "process_start_time_seconds 1.79598200909e+09", f"process_start_time_seconds {started}"
+    )
+
+
+@dataclass
+class FakeEngine:
+    """Answers /metrics and /v1/models as told, and counts what is asked at once."""
+
+    text: str = PAGE
+    status: int = 200
+    delay_s: float = 0.0
+    models: str = '{"data":[{"id":"tiny","max_model_len":8192}]}'
+    asked: list[str] = field(default_factory=list)
+    headers: list[str | None] = field(default_factory=list)
+    most_at_once: int = 0
+    at_once: int = 0
+
+    async def metrics(self, request: web.Request) -> web.StreamResponse:
+        self.asked.append("metrics")
+        self.headers.append(request.headers.get("Authorization"))
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        try:
+            await asyncio.sleep(self.delay_s)
+        finally:
+            self.at_once -= 1
+        return web.Response(text=self.text, status=self.status)
+
+    async def model_list(self, _request: web.Request) -> web.StreamResponse:
+        self.asked.append("models")
+        return web.Response(text=self.models, content_type="application/json")
+
+
+@asynccontextmanager
+async def served(
+    metrics: Handler, models: Handler, host: str = "127.0.0.1", port: int = 0
+) -> AsyncIterator[int]:
+    app = web.Application()
+    app.router.add_get("/metrics", metrics)
+    app.router.add_get("/v1/models", models)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, host, port)
+    await site.start()
+    try:
+        yield runner.addresses[0][1]
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def raw(answer: bytes | None, *, reset: bool = False) -> AsyncIterator[int]:
+    """Reads a head, sends ``answer`` (None: nothing) and closes, or resets, the connection."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            await reader.readuntil(b"\r\n\r\n")
+            if answer is not None:
+                writer.write(answer)
+                await writer.drain()
+            if reset:
+                writer.transport.abort()
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+
+
+class Watched:
+    """A scraper and the events that it emitted."""
+
+    def __init__(
+        self, url: str, *, interval_s: float = 0.005, info_interval_s: float = 60.0, timeout_s: float = 5.0,
+        max_bytes: int = 1 << 20, authorization: str | None = None,
+    ) -> None:  # fmt: skip
+        self.events: list[Event] = []
+        poller = Poller(url, timeout_s=timeout_s, max_bytes=max_bytes, authorization=authorization)
+        self.scraper = Scraper(
+            VLLM(), poller, self.events.append, interval_s=interval_s, info_interval_s=info_interval_s
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.scraper.close()
+
+    def of(self, kind: type[Event]) -> list[Event]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+async def until(ready: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not ready():  # noqa: ASYNC110 - what is waited for is a count, not an event
+            await asyncio.sleep(0.002)
+
+
+def url(port: int) -> str:
+    return f"http://127.0.0.1:{port}"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+async def fault_of(port: int, **options: float) -> SourceFault | None:
+    async with Watched(url(port), **options) as watched:  # type: ignore[arg-type]
+        await watched.scraper.poll()
+        (event, *_) = watched.events
+        assert isinstance(event, ScrapeFailed)
+        assert watched.scraper.failures == {event.fault: 1}
+        assert watched.scraper.fault is event.fault
+        assert watched.scraper.last_success_at is None
+        return event.fault
+
+
+async def test_samples_and_description() -> None:
+    engine = FakeEngine()
+    async with served(engine.metrics, engine.model_list) as port, Watched(url(port) + "/") as watched:
+        await watched.scraper.poll()
+        scraped, described = watched.events
+        assert isinstance(scraped, Scraped)
+        assert isinstance(described, EngineDescribed)
+        (sample,) = scraped.samples
+        assert (sample.capacity_tokens, sample.running) == (31_968, 27)
+        assert scraped.asked_at <= sample.at
+        assert sample.at == watched.scraper.last_success_at
+        assert (described.info.models, described.info.context_tokens) == (("tiny",), 8192)
+        assert (watched.scraper.polls, watched.scraper.fault) == (1, None)
+        assert (watched.scraper.last_duration_s or 0) > 0
+        await watched.scraper.poll()
+        assert engine.asked == ["metrics", "models", "metrics"]
+
+
+async def test_authorization_is_sent() -> None:
+    engine = FakeEngine()
+    async with (
+        served(engine.metrics, engine.model_list) as port,
+        Watched(url(port), authorization="Bearer k") as watched,
+    ):
+        await watched.scraper.poll()
+    assert engine.headers == ["Bearer k"]
+
+
+class Recording(VLLM):
+    """Notes in which threads pages are parsed."""
+
+    def __init__(self) -> None:
+        self.threads: list[int] = []
+
+    def parse_metrics(self, page: str, at: float) -> list[RankSample]:
+        self.threads.append(threading.get_ident())
+        return super().parse_metrics(page, at)
+
+
+@pytest.mark.parametrize(("noise", "on_the_loop"), [("", True), ('other{le="1"} 1\n' * 20_000, False)])
+async def test_large_page_is_parsed_off_the_loop(noise: str, on_the_loop: bool) -> None:
+    engine, adapter, events = FakeEngine(text=noise + PAGE), Recording(), list[Event]()
+    async with served(engine.metrics, engine.model_list) as port:
+        scraper = Scraper(adapter, Poller(url(port)), events.append)
+        await scraper.poll()
+        await scraper.close()
+    assert isinstance(events[0], Scraped)
+    assert events[0].samples[0].running == 27
+    assert (adapter.threads == [threading.get_ident()]) is on_the_loop
+
+
+# --- faults, each with its word -------------------------------------------------------------------------
+
+
+async def test_nobody_listens() -> None:
+    assert await fault_of(free_port()) is SourceFault.REFUSED
+
+
+async def test_slow_answer_times_out() -> None:
+    engine = FakeEngine(delay_s=60)
+    async with served(engine.metrics, engine.model_list) as port:
+        assert await fault_of(port, timeout_s=0.05) is SourceFault.TIMEOUT
+
+
+async def test_trickle_of_bytes_does_not_extend_the_deadline() -> None:
+    async def trickle(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while True:
+            await response.write(b"# more\n")
+            await asyncio.sleep(0.01)
+
+    async with served(trickle, FakeEngine().model_list) as port:
+        assert await fault_of(port, timeout_s=0.1) is SourceFault.TIMEOUT
+
+
+async def test_endless_page_is_cut_at_the_bound() -> None:
+    sent = 0
+
+    async def endless(request: web.Request) -> web.StreamResponse:
+        nonlocal sent
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while True:
+            sent += 1
+            await response.write(b"x" * 65_536)
+
+    async with served(endless, FakeEngine().model_list) as port:
+        assert await fault_of(port) is SourceFault.TOO_LARGE
+    assert sent < 1_000
+
+
+@pytest.mark.parametrize("status", [204, 301, 401, 404, 500, 503])
+async def test_other_status(status: int) -> None:
+    engine = FakeEngine(status=status)
+    async with served(engine.metrics, engine.model_list) as port:
+        assert await fault_of(port) is SourceFault.HTTP_STATUS
+
+
+async def test_redirect_is_not_followed() -> None:
+    engine = FakeEngine()
+
+    async def elsewhere(request: web.Request) -> web.StreamResponse:
+        return web.Response(status=307, headers={"Location": f"http://{request.host}/v1/models"})
+
+    async with served(elsewhere, engine.model_list) as port, Watched(url(port)) as watched:
+        await watched.scraper.poll()
+        assert watched.scraper.fault is SourceFault.HTTP_STATUS
+    assert engine.asked == ["models"]  # asked by name, once
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("", SourceFault.NO_SERIES),
+        ((PAGES / "vllm-log-stats-off.prom").read_text(), SourceFault.NO_SERIES),
+        ("<html></html>", SourceFault.UNPARSABLE),
+        ("vllm:num_requests_running{ 1\n", SourceFault.UNPARSABLE),
+    ],
+)
+async def test_page_without_telemetry(text: str, fault: SourceFault) -> None:
+    engine = FakeEngine(text=text)
+    async with served(engine.metrics, engine.model_list) as port:
+        assert await fault_of(port) is fault
+
+
+@pytest.mark.parametrize(
+    ("answer", "fault"),
+    [
+        (b"", SourceFault.REFUSED),
+        (b"\x16\x03\x01 garbage\r\n\r\n", SourceFault.UNPARSABLE),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\nvllm:", SourceFault.REFUSED),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nvllm:", SourceFault.REFUSED),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"y" * 100_000 + b"\r\n\r\n", SourceFault.UNPARSABLE),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n\x1f\x8b\x08\xff", SourceFault.UNPARSABLE),
+        (
+            b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 4\r\n\r\n\x1f\x8b\x08\xff",
+            SourceFault.UNPARSABLE,
+        ),
+    ],
+)
+async def test_answer_that_is_none(answer: bytes, fault: SourceFault) -> None:
+    async with raw(answer) as port:
+        assert await fault_of(port) is fault
+
+
+async def test_reset_in_the_middle() -> None:
+    async with raw(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\nvllm:", reset=True) as port:
+        assert await fault_of(port) is SourceFault.REFUSED
+
+
+async def test_name_that_does_not_resolve(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    async with Watched("http://engine.invalid:8000") as watched:
+        await watched.scraper.poll()
+        assert watched.scraper.fault is SourceFault.REFUSED
+
+
+# --- addresses ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+async def test_localhost_tries_both_families(host: str) -> None:
+    engine = FakeEngine()
+    async with (
+        served(engine.metrics, engine.model_list, host) as port,
+        Watched(f"http://localhost:{port}") as watched,
+    ):
+        await watched.scraper.poll()
+        assert watched.scraper.fault is None
+
+
+async def test_localhost_is_ipv4_where_both_answer() -> None:
+    four, six = FakeEngine(), FakeEngine()
+    async with (
+        served(four.metrics, four.model_list, "127.0.0.1") as port,
+        served(six.metrics, six.model_list, "::1", port=port),
+        Watched(f"http://localhost:{port}") as watched,
+    ):
+        await watched.scraper.poll()
+    assert (four.asked, six.asked) == (["metrics", "models"], [])
+
+
+async def test_literal_address_in_brackets() -> None:
+    engine = FakeEngine()
+    async with (
+        served(engine.metrics, engine.model_list, "::1") as port,
+        Watched(f"http://[::1]:{port}") as watched,
+    ):
+        await watched.scraper.poll()
+        assert watched.scraper.fault is None
+
+
+async def test_localhost_where_nobody_listens_is_refused() -> None:
+    async with Watched(f"http://localhost:{free_port()}") as watched:
+        await watched.scraper.poll()
+        assert watched.scraper.fault is SourceFault.REFUSED
+
+
+# --- the loop -------------------------------------------------------------------------------------------
+
+
+async def test_one_request_at_a_time_even_if_each_outlasts_the_interval() -> None:
+    engine = FakeEngine(delay_s=0.02)
+    async with (
+        served(engine.metrics, engine.model_list) as port,
+        Watched(url(port), interval_s=0.001) as watched,
+    ):
+        watched.scraper.start()
+        watched.scraper.start()
+        await until(lambda: watched.scraper.polls >= 6)
+    assert engine.most_at_once == 1
+
+
+async def test_close_ends_a_request_under_way_and_may_be_repeated() -> None:
+    engine = FakeEngine(delay_s=60)
+    async with served(engine.metrics, engine.model_list) as port, Watched(url(port), timeout_s=60) as watched:
+        watched.scraper.start()
+        await until(lambda: engine.asked == ["metrics"])
+        async with asyncio.timeout(PATIENCE_S):
+            await watched.scraper.close()
+            await watched.scraper.close()
+    assert watched.events == []
+
+
+async def test_defect_of_the_receiver_stops_nothing_and_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine, calls = FakeEngine(), 0
+
+    def broken(_event: object) -> None:
+        nonlocal calls
+        calls += 1
+        raise RuntimeError("broken receiver")
+
+    async with served(engine.metrics, engine.model_list) as port:
+        scraper = Scraper(VLLM(), Poller(url(port)), broken, interval_s=0.001)
+        scraper.start()
+        await until(lambda: calls >= 4)
+        await scraper.close()
+    assert [record.exc_info is not None for record in caplog.records] == [True]
+
+
+async def test_fault_has_one_line_when_it_begins_and_one_when_it_ends(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine = FakeEngine(status=500)
+    caplog.set_level(logging.INFO)
+    async with served(engine.metrics, engine.model_list) as port, Watched(url(port)) as watched:
+        for status in (500, 500, 200, 200, 500, *[200] * 8):
+            engine.status = status
+            await watched.scraper.poll()
+    begun, ended = [
+        record.getMessage() for record in caplog.records if record.name == "kvctl.control.scraper"
+    ]
+    assert "http_status" in begun
+    assert "is back" in ended
+    assert "3 http_status" in ended
+
+
+async def test_credentials_of_the_url_stay_out_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async with Watched(f"http://user:hunter2@127.0.0.1:{free_port()}") as watched:
+        await watched.scraper.poll()
+    assert caplog.records
+    assert "hunter2" not in caplog.text
+
+
+async def test_page_of_another_engine_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    engine = FakeEngine(text=(PAGES / "sglang.prom").read_text())
+    async with served(engine.metrics, engine.model_list) as port, Watched(url(port)) as watched:
+        for _ in range(3):
+            await watched.scraper.poll()
+        assert watched.scraper.failures == {SourceFault.NO_SERIES: 3}
+    assert caplog.text.count("sglang") == 1
+
+
+# --- when the engine is asked for its description ---------------------------------------------------------
+
+
+async def test_description_is_asked_again_until_it_names_a_model() -> None:
+    engine = FakeEngine(models='{"data":[]}')
+    async with (
+        served(engine.metrics, engine.model_list) as port,
+        Watched(url(port), info_interval_s=0.0) as watched,
+    ):
+        await watched.scraper.poll()
+        await watched.scraper.poll()
+        engine.models = '{"data":[{"id":"tiny","max_model_len":8192}]}'
+        for _ in range(3):
+            await watched.scraper.poll()
+        assert engine.asked.count("models") == 3
+        described = [event.info.models for event in watched.events if isinstance(event, EngineDescribed)]
+        assert described == [(), (), ("tiny",)]
+
+
+@pytest.mark.parametrize("models", ["", "[]", "nonsense", "[" * 100_000, '{"data": 7}'])
+async def test_odd_description_is_survived(models: str) -> None:
+    engine = FakeEngine(models=models)
+    async with served(engine.metrics, engine.model_list) as port, Watched(url(port)) as watched:
+        await watched.scraper.poll()
+        assert watched.scraper.fault is None
+        assert all(event.info.models == () for event in watched.events if isinstance(event, EngineDescribed))
+
+
+async def test_description_comes_though_the_page_has_nothing() -> None:
+    engine = FakeEngine(text="")
+    async with served(engine.metrics, engine.model_list) as port, Watched(url(port)) as watched:
+        await watched.scraper.poll()
+        assert [type(event) for event in watched.events] == [ScrapeFailed, EngineDescribed]
+
+
+@pytest.mark.parametrize("after", [page(preempted=3), page(started="1.7959999e+09")])
+async def test_description_is_asked_again_after_a_restart(after: str) -> None:
+    engine = FakeEngine()
+    async with served(engine.metrics, engine.model_list) as port, Watched(url(port)) as watched:
+        await watched.scraper.poll()
+        engine.text = page(preempted=500)
+        await watched.scraper.poll()
+        assert engine.asked.count("models") == 1
+        engine.text = after
+        await watched.scraper.poll()
+        await watched.scraper.poll()
+        assert engine.asked.count("models") == 2
+
+
+async def test_description_is_asked_again_after_the_engine_was_away() -> None:
+    engine, port = FakeEngine(), free_port()
+    async with Watched(url(port)) as watched:
+        await watched.scraper.poll()
+        assert [type(event) for event in watched.events] == [ScrapeFailed]
+        async with served(engine.metrics, engine.model_list, port=port):
+            await watched.scraper.poll()
+            await watched.scraper.poll()
+        assert [type(event) for event in watched.events[1:]] == [Scraped, EngineDescribed, Scraped]
+        await watched.scraper.poll()
+        async with served(engine.metrics, engine.model_list, port=port):
+            await watched.scraper.poll()
+        assert [type(event) for event in watched.events[4:]] == [ScrapeFailed, Scraped, EngineDescribed]
+
+
+async def test_two_processes_that_answer_in_turn_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    engine = FakeEngine()
+    async with served(engine.metrics, engine.model_list) as port, Watched(url(port)) as watched:
+        for turn in range(8):
+            engine.text = page(started="1.7e+09" if turn % 2 else "1.8e+09")
+            await watched.scraper.poll()
+        named = [event.samples[0].unsupported for event in watched.events if isinstance(event, Scraped)]
+    assert named[:3] == [None] * 3
+    assert named[-1] == "two processes with counters of their own answer in turn behind one address"
+    assert caplog.text.count("answer in turn") == 1
+    assert engine.asked.count("models") <= 4
