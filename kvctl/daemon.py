@@ -110,10 +110,10 @@ class Daemon:
         self.keeper.observe(lambda command, now: made.observe(engine, command, now))
         made.overrides = lambda: self.desk.active().values()
         made.sources["engine_metrics"] = self._engine_source
-        made.sources["nvml"] = self._card_source
         if self.cards is not None:
             cards = self.cards
             made.gpu = lambda: cards.latest
+            made.sources["nvml"] = lambda: _card_source(cards)
         return made
 
     def _engine_source(self) -> SourceView:
@@ -123,12 +123,6 @@ class Daemon:
             read_at=scraper.last_success_at,
             duration_s=scraper.last_duration_s,
         )
-
-    def _card_source(self) -> SourceView:
-        reading = None if self.cards is None else self.cards.latest
-        if self.cards is None or reading is None:
-            return SourceView(up=False)
-        return SourceView(up=reading.fault is None, read_at=self.cards.read_at, duration_s=reading.seconds)
 
     def metrics(self) -> tuple[bytes, str]:
         """The metrics page and its content type."""
@@ -233,6 +227,13 @@ class Daemon:
         self._notify.extend_timeout(timeout + STOP_EXTRA_S)
         await self.proxy.drain(timeout)
         logs.event(log, logging.INFO, "stopped", "stopped: no request is in flight")
+
+
+def _card_source(cards: CardPoller) -> SourceView:
+    reading = cards.latest
+    if reading is None:
+        return SourceView(up=False)
+    return SourceView(up=reading.fault is None, read_at=cards.read_at, duration_s=reading.seconds)
 
 
 async def serve(settings: Settings, *, stop: asyncio.Event, gpu_source: GpuSource | None = None) -> None:

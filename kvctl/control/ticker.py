@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -40,7 +41,7 @@ class Ticker:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
-        clock = asyncio.get_running_loop().time
+        clock = time.monotonic  # the loop's own time may be rounded to milliseconds
         due = clock()
         while True:
             due += self._interval

@@ -35,7 +35,7 @@ def capacity_of(
     ``operator`` (tokens per rank) may only lower what the engine reports, unless ``force``.
     """
     block = max((s.block_size for s in samples if s.block_size), default=DEFAULT_BLOCK)
-    reported = [s.capacity_tokens for s in samples if s.capacity_tokens is not None]
+    reported = [s.capacity_tokens for s in samples if s.capacity_tokens]  # a pool of 0 is no reading
     ranks = max(len(samples), 1)
     if operator is not None and (force or len(reported) < ranks):
         each = [operator] * ranks

@@ -64,6 +64,12 @@ class Claim:
         """Sequences that the engine will run for this request."""
         return len(self.prompts) * self.n
 
+    @property
+    def largest_sequence(self) -> int:
+        """Worst case of the largest single sequence, KV tokens."""
+        pairs = zip(self.prompts, self.outputs, strict=True)
+        return max(round_up(p + m, self.block) for p, m in pairs)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NeverFits:
@@ -150,22 +156,24 @@ def _beyond_context(shape: Shape, limits: Limits) -> NeverFits | None:
 
 
 def _beyond_max_context(shape: Shape, limits: Limits) -> NeverFits | None:
-    """The operator's own rule, to which nothing downstream clamps: what is asked for counts in full."""
+    """The operator's own rule, to which nothing clamps: what the engine would allow counts in full."""
     if limits.max_context is None:
         return None
-    asked = shape.asked_output
-    needed = max(shape.prompts) + (1 if asked is None else asked)
+    prompt, asked = max(shape.prompts), shape.asked_output
+    needed = prompt + (1 if asked is None else allowed_output(shape, prompt, limits))
     if needed <= limits.max_context:
         return None
     return _proof(RejectReason.MAX_CONTEXT, shape, needed, limits.max_context, limits)
 
 
 def _beyond_capacity(shape: Shape, limits: Limits) -> NeverFits | None:
+    """One sequence alone is beyond the pool. Several together prove nothing: the engine runs them in turn."""
     if limits.rank_capacity is None or not limits.capacity_exact:
         return None
-    needed = claim(shape, limits).tokens
-    if shape.asked_output is None and shape.default_output is None:
-        needed = max(needed, sum(round_up(p + 1, limits.block) for p in shape.prompts) * shape.n)
+    prompt = max(shape.prompts)
+    unlimited = shape.asked_output is None and shape.default_output is None
+    output = max(allowed_output(shape, prompt, limits), 1 if unlimited else 0)
+    needed = round_up(prompt + output, limits.block)
     if needed <= limits.rank_capacity:
         return None
     return _proof(RejectReason.CAPACITY, shape, needed, limits.rank_capacity, limits)
@@ -175,7 +183,7 @@ def _proof(reason: RejectReason, shape: Shape, needed: int, limit: int, limits: 
     prompt = max(shape.prompts)
     room = [c - prompt for c in (limits.context, limits.max_context) if c is not None]
     if limits.rank_capacity is not None and limits.capacity_exact:
-        room.append(_output_that_fits_pool(shape, limits))
+        room.append(limits.rank_capacity // limits.block * limits.block - prompt)
     return NeverFits(
         reason=reason,
         prompt_tokens=prompt,

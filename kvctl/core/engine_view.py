@@ -4,7 +4,9 @@ Law 8: degraded is a state, not an exit. Law 3: a page that stands still while t
 
 A refused connection is the only fast sign of "down"; a slow page is a sign of load, and progress is the
 judge. An engine is wedged when requests are in flight and no token was seen and no counter moved for
-``stall_timeout_s``.
+``stall_timeout_s``; it is unreachable when it did not answer anything for as long, too. Either judgement
+stands until something moves. Every ``stall_timeout_s`` one request is let in on trial: counters of an engine
+that gets no work never move, and a state that only traffic can end must not keep all traffic out.
 """
 
 from collections.abc import Sequence
@@ -33,7 +35,7 @@ class Moved(NamedTuple):
 
     preempted: float | None
     generated: float | None
-    restarted: bool
+    restarted: tuple[str, ...]  # ranks that are another process than before
 
 
 class EngineView:
@@ -51,7 +53,8 @@ class EngineView:
         self._tokens_since_move = 0.0
         self._token_at = float("-inf")
         self._busy_since: float | None = None
-        self._stuck_at: float | None = None
+        self._stuck: EngineState | None = None
+        self._tried_at = float("-inf")
         self._broken_cards: frozenset[str] = frozenset()
         self._ecc: dict[str, int] = {}
         self._failed_by_ecc: set[str] = set()
@@ -61,7 +64,7 @@ class EngineView:
     def scraped(self, samples: tuple[RankSample, ...], now: float) -> Moved:
         """A page came. Returns what moved since the page before."""
         before = {s.rank: s for s in self.samples}
-        restarted = any(_restarted(before[s.rank], s) for s in samples if s.rank in before)
+        restarted = tuple(s.rank for s in samples if s.rank in before and _restarted(before[s.rank], s))
         moved = Moved(
             preempted=None if restarted else _delta(before, samples, "preemptions_total"),
             generated=None if restarted else _delta(before, samples, "generation_tokens_total"),
@@ -70,7 +73,7 @@ class EngineView:
         if restarted or not self.samples or _anything_moved(before, samples):
             self._moved_at = now
             self._tokens_since_move = 0.0
-            self._stuck_at = None
+            self._stuck = None
         if restarted:
             self._failed_by_ecc.clear()
         self.samples, self.sampled_at, self._fault = samples, samples[0].at, None
@@ -83,7 +86,7 @@ class EngineView:
             self._refused += 1
             return
         self._fault = fault
-        if fault is not SourceFault.TIMEOUT:
+        if fault not in {SourceFault.TIMEOUT, SourceFault.FAILED}:
             self._contacted(now)
 
     def described(self, info: EngineInfo, now: float) -> None:
@@ -109,8 +112,14 @@ class EngineView:
         """A token came through the data plane."""
         self._token_at = now
         self._tokens_since_move += tokens
-        self._stuck_at = None
+        self._stuck = None
         self._refused = 0
+
+    def answered(self, now: float) -> None:
+        """An answer came to its natural end: the proof of life of those that show no tokens before."""
+        self._token_at = now
+        self._stuck = None
+        self._contacted(now)
 
     def ledger_busy(self, busy: bool, now: float) -> None:
         """Whether requests are in flight."""
@@ -136,24 +145,21 @@ class EngineView:
         """The state in force; the first rule that holds wins."""
         if self._broken_cards or self._failed_by_ecc:
             return EngineState.FAULT
-        if self._refused >= REFUSED_IN_A_ROW or self._silent(now):
+        if self._refused >= REFUSED_IN_A_ROW:
             return EngineState.UNREACHABLE
         if self._contact_at is None:
             return EngineState.STARTING
         if any(s.awake is False for s in self.samples):
             return EngineState.ASLEEP
-        if self._wedged(now):
-            return EngineState.WEDGED
-        return self._telemetry_state(now)
+        self._judge_progress(now)
+        if self._stuck is None:
+            return self._telemetry_state(now)
+        on_trial = now - self._tried_at > self._config.stall_timeout_s
+        return EngineState.TRIAL if on_trial else self._stuck
 
-    def may_probe(self, now: float) -> bool:
-        """While wedged with nothing in flight: one request may try whether the engine moves again."""
-        stuck = self._stuck_at
-        return self._busy_since is None and stuck is not None and now - stuck > self._config.stall_timeout_s
-
-    def probed(self, now: float) -> None:
-        """A trial request was let into a wedged engine."""
-        self._stuck_at = now
+    def tried(self, now: float) -> None:
+        """The request on trial was let in: the judgement stands again until it shows a token."""
+        self._tried_at = now
 
     def _telemetry_state(self, now: float) -> EngineState:
         age = self.age(now)
@@ -163,26 +169,28 @@ class EngineView:
             return EngineState.UP
         return EngineState.LATE if age <= self._config.stale_after_s else EngineState.STALE
 
-    def _silent(self, now: float) -> bool:
-        """No answer of any kind for the stall timeout, and no token either: not merely slow."""
-        if self._contact_at is None:
-            return False
-        return now - max(self._contact_at, self._token_at) > self._config.stall_timeout_s
+    def _judge_progress(self, now: float) -> None:
+        """With requests in flight and no token for the stall timeout: is it stuck, or only slow?"""
+        if self._stuck is not None or self._busy_since is None or self._contact_at is None:
+            return
+        long_ago = now - self._config.stall_timeout_s
+        if max(self._busy_since, self._token_at) >= long_ago:
+            return
+        if self._contact_at < long_ago:
+            self._stuck = EngineState.UNREACHABLE
+        elif self._counters_known() and self._moved_at is not None and self._moved_at < long_ago:
+            self._stuck = EngineState.WEDGED
+        if self._stuck is not None:
+            self._tried_at = now
 
-    def _wedged(self, now: float) -> bool:
-        if self._stuck_at is not None:
-            return True
-        if self._busy_since is None or self._moved_at is None or not self.samples:
-            return False
-        if all(s.generation_tokens_total is None for s in self.samples):
-            return False
-        quiet_since = max(self._busy_since, self._moved_at, self._token_at)
-        if now - quiet_since <= self._config.stall_timeout_s:
-            return False
-        self._stuck_at = now
-        return True
+    def _counters_known(self) -> bool:
+        return any(s.generation_tokens_total is not None for s in self.samples)
 
     def _contacted(self, now: float) -> None:
+        if self._refused >= REFUSED_IN_A_ROW:
+            self._failed_by_ecc.clear()  # it was down: this is another process
+        if self._stuck is EngineState.UNREACHABLE:
+            self._stuck = None
         self._contact_at = now
         self._refused = 0
 

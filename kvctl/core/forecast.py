@@ -1,39 +1,32 @@
 """Leases and survival -> occupancy curve -> peak.
 
-For a sequence that holds ``a`` KV tokens (prompt and output so far, in whole blocks), has shown ``g`` output
-tokens and may make ``m``:
+For a sequence of prompt ``p`` that has shown ``g`` output tokens and may make ``m``:
 
     alive(t) = S(g + t) / S(g)   for t <= m - g, else 0
-    mean(t)  = sum alive (a + t)
-    var(t)   = (1 - rho) sum s^2 + rho (sum s)^2,   s^2 = alive (1 - alive) (a + t)^2
+    held(t)  = p + g + t in whole blocks, at most what the sequence claims
+    mean(t)  = sum alive held
+    var(t)   = (1 - rho) sum s^2 + rho (sum s)^2,   s^2 = alive (1 - alive) held^2
     peak     = max over t of mean(t) + z sqrt(var(t))
 
 ``t`` are decode steps on a grid. Peaks sit between nodes, just before answers end, so each interval takes
-``alive`` at its left end and the tokens at its right end, the latter never past m - g.
+``alive`` at its left end and ``held`` at its right end, the latter never past m - g.
 """
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from math import sqrt
+from operator import add, mul, neg
 
 from kvctl.core.claim import Claim, round_up
-from kvctl.core.survival import LONGEST, SLOT_OF
+from kvctl.core.survival import LONGEST, STEPS, Table
 
 Z = 2.0
 RHO = 0.05
 """Correlation of the lengths in flight. A common surprise of 15-30 % makes the spread about twice that of
 independent lengths at fifty leases, which is what 0.05 gives."""
 
-
-def _nodes() -> list[int]:
-    nodes, step = [0, 8, 16, 32, 48], 64
-    while step <= LONGEST:
-        nodes += [step, step + step // 2]
-        step *= 2
-    return nodes
-
-
-NODES: Sequence[int] = _nodes()
-_INTERVALS: Sequence[tuple[int, int]] = list(zip(NODES, [*NODES[1:], LONGEST * 4], strict=True))
+_INTERVAL_ENDS = [*STEPS[1:], LONGEST * 4]
 
 
 class Curve:
@@ -49,52 +42,80 @@ class Curve:
         self.spreads = spreads
         self.squares = squares
 
-
-def curve(claim: Claim, output_per_sequence: int, table_of: Sequence[Sequence[float]]) -> Curve:
-    """The curve of one request; ``table_of[i]`` is the survival table for its i-th prompt's cap."""
-    first = _sequence_curve(claim, 0, output_per_sequence, table_of[0])
-    for i in range(1, len(claim.prompts)):
-        _add(first, _sequence_curve(claim, i, output_per_sequence, table_of[i]))
-    return first
+    def peak(self) -> float:
+        """Forecast peak of this curve, KV tokens."""
+        return max(map(_height, self.means, self.spreads, self.squares), default=0.0)
 
 
-def _sequence_curve(claim: Claim, i: int, shown: int, table: Sequence[float]) -> Curve:
-    cap, n = claim.outputs[i], claim.n
-    shown = min(shown, cap)
-    held = round_up(claim.prompts[i] + shown, claim.block)
-    left = cap - shown
-    slots = SLOT_OF
-    longest = LONGEST - shown
-    base = table[slots[min(shown, LONGEST) >> 3]]
-    means: list[float] = []
-    spreads: list[float] = []
-    squares: list[float] = []
-    for t, until in _INTERVALS:
-        if t >= left and t:
-            break
-        reach = t if t < longest else longest  # noqa: FURB136 - hot: half the cost of min()
-        alive = table[slots[(shown + reach) >> 3]] / base
-        tokens = held + (until if until < left else left)  # noqa: FURB136 - hot: half the cost of min()
-        square = alive * (1.0 - alive) * tokens * tokens
-        means.append(n * alive * tokens)
-        spreads.append(n * sqrt(square))
-        squares.append(n * square)
-    return Curve(means, spreads, squares)
+def _height(mean: float, spread: float, square: float) -> float:
+    variance = (1.0 - RHO) * square + RHO * spread * spread
+    return mean + Z * sqrt(variance) if variance > 0.0 else mean
 
 
-def _add(into: Curve, other: Curve) -> None:
-    _extend(into, len(other.means))
-    for j, (mean, spread, square) in enumerate(zip(other.means, other.spreads, other.squares, strict=True)):
-        into.means[j] += mean
-        into.spreads[j] += spread
-        into.squares[j] += square
+def curve(claim: Claim, output_per_sequence: int, table_for: Callable[[int], Table]) -> Curve:
+    """The curve of one request; ``table_for(cap)`` is the survival table for that output cap."""
+    outputs, shown = claim.outputs, output_per_sequence
+    if len(outputs) == 1:
+        return _scaled(_blocks_held(claim, shown), outputs[0] - shown, table_for(outputs[0]), shown, claim.n)
+    parts = []
+    for cap in dict.fromkeys(outputs):
+        prompts = [p for p, output in zip(claim.prompts, outputs, strict=True) if output == cap]
+        held = _mean_held(prompts, cap, shown, claim.block)
+        parts.append(_scaled(held, cap - shown, table_for(cap), shown, claim.n * len(prompts)))
+    return total(parts)
 
 
-def _extend(curve_: Curve, length: int) -> None:
-    missing = length - len(curve_.means)
-    if missing > 0:
-        for column in (curve_.means, curve_.spreads, curve_.squares):
-            column.extend([0.0] * missing)
+def _scaled(held: list[float] | list[int], left: int, table: Table, shown: int, sequences: int) -> Curve:
+    """The curve of ``sequences`` equal sequences that hold ``held[j]`` tokens at node j."""
+    ahead = table.ahead(min(shown, shown + left))
+    means, spreads = list(map(mul, ahead.alive, held)), list(map(mul, ahead.spread, held))
+    squares = list(map(mul, spreads, spreads))
+    if sequences == 1:
+        return Curve(means, spreads, squares)
+    return Curve(*([sequences * x for x in column] for column in (means, spreads, squares)))
+
+
+def _nodes_within(left: int) -> int:
+    """How many nodes lie before the last of ``left`` tokens; the present always does."""
+    return bisect_left(STEPS, left) or 1
+
+
+def _blocks_held(claim: Claim, shown: int) -> list[int]:
+    """Tokens held by a sequence of the only prompt at the right end of each interval."""
+    block, cap = claim.block, claim.outputs[0]
+    now, most = claim.prompts[0] + min(shown, cap), claim.prompts[0] + cap
+    rounded = [-(-(now + t) // block) * block for t in _INTERVAL_ENDS[: _nodes_within(cap - shown)]]
+    rounded[-1] = round_up(most, block)
+    return rounded
+
+
+def _mean_held(prompts: list[int], cap: int, shown: int, block: int) -> list[float]:
+    """The same for the average of many prompts, without a round over all of them at every node."""
+    now = sum(round_up(p + min(shown, cap), block) for p in prompts) / len(prompts)
+    most = sum(round_up(p + cap, block) for p in prompts) / len(prompts)
+    held = [min(now + t, most) for t in _INTERVAL_ENDS[: _nodes_within(cap - shown)]]
+    held[-1] = most
+    return held
+
+
+def total(curves: Sequence[Curve]) -> Curve:
+    """The sum of many curves."""
+    return Curve(
+        list(map(sum, zip_longest(*[one.means for one in curves], fillvalue=0.0))),
+        list(map(sum, zip_longest(*[one.spreads for one in curves], fillvalue=0.0))),
+        list(map(sum, zip_longest(*[one.squares for one in curves], fillvalue=0.0))),
+    )
+
+
+def _plus(one: Curve, other: Curve) -> Curve:
+    if len(one.means) < len(other.means):
+        one, other = other, one
+    shared = len(other.means)
+    return Curve(
+        [*map(add, one.means, other.means), *one.means[shared:]],
+        [*map(add, one.spreads, other.spreads), *one.spreads[shared:]],
+        [*map(add, one.squares, other.squares), *one.squares[shared:]],
+    )
 
 
 class Forecast:
@@ -111,55 +132,30 @@ class Forecast:
     def rebuild(self, curves: dict[str, Curve]) -> None:
         """Replace all curves."""
         self._curves = curves
-        total = Curve([], [], [])
-        for one in curves.values():
-            _add(total, one)
-        self._sum = total
+        self._sum = total(list(curves.values()))
         self._peak = None
 
     def add(self, lease_id: str, one: Curve) -> None:
         """Put on the curve of a lease just admitted."""
         self._curves[lease_id] = one
-        _add(self._sum, one)
+        self._sum = _plus(self._sum, one)
         self._peak = None
 
     def remove(self, lease_id: str) -> float:
         """Take off the curve of a lease that ended; returns by how much the peak fell, in KV tokens."""
         one = self._curves.pop(lease_id)
         before = self.peak()
-        if not self._curves:
-            self._sum = Curve([], [], [])
-        else:
-            _add(
-                self._sum,
-                Curve([-x for x in one.means], [-x for x in one.spreads], [-x for x in one.squares]),
-            )
+        off = Curve(*(list(map(neg, column)) for column in (one.means, one.spreads, one.squares)))
+        self._sum = _plus(self._sum, off) if self._curves else Curve([], [], [])
         self._peak = None
         return before - self.peak()
 
     def peak(self) -> float:
         """Forecast peak of what is in flight, KV tokens."""
         if self._peak is None:
-            total = self._sum
-            self._peak = max(map(_height, total.means, total.spreads, total.squares), default=0.0)
+            self._peak = self._sum.peak()
         return self._peak
 
     def peak_with(self, candidate: Curve) -> float:
         """Forecast peak were ``candidate`` admitted too."""
-        total, shared = self._sum, min(len(self._sum.means), len(candidate.means))
-        peak = 0.0
-        for j in range(shared):
-            height = _height(
-                total.means[j] + candidate.means[j],
-                total.spreads[j] + candidate.spreads[j],
-                total.squares[j] + candidate.squares[j],
-            )
-            peak = max(peak, height)
-        for rest in (total, candidate):
-            for j in range(shared, len(rest.means)):
-                peak = max(peak, _height(rest.means[j], rest.spreads[j], rest.squares[j]))
-        return peak
-
-
-def _height(mean: float, spread: float, square: float) -> float:
-    return mean + Z * sqrt(max((1.0 - RHO) * square + RHO * spread * spread, 0.0))
+        return _plus(self._sum, candidate).peak()

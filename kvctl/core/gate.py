@@ -88,7 +88,7 @@ class Gate:
 
     def _arrived(self, event: Arrived, now: float) -> list[Command]:
         told = self._supply.settle(now)
-        unavailable = self._unavailable(now)
+        unavailable = self._unavailable()
         if unavailable is not None:
             return [*told, self._reject_unavailable(event, unavailable)]
         limits = self._supply.limits()
@@ -114,31 +114,35 @@ class Gate:
         self.ledger.open(Lease(id=event.request_id, key=key, claim=asked, streaming=stream, admitted_at=now))
         self._forecast.add(event.request_id, candidate)
         self._retry.admitted()
-        if self._supply.state is EngineState.WEDGED:
-            self._supply.view.probed(now)
+        if self._supply.state is EngineState.TRIAL:
+            self._supply.view.tried(now)
         self._supply.view.ledger_busy(busy=True, now=now)
 
     def _peak_with(self, asked: Claim, candidate: Curve) -> float:
-        if self._policy is Policy.STATIC:
-            return self.ledger.claimed_tokens + asked.tokens + self._supply.unattributed
-        return self._forecast.peak_with(candidate) + self._supply.unattributed
+        own = float(self.ledger.claimed_tokens + asked.tokens)
+        if self._policy is not Policy.STATIC:
+            own = min(own, self._forecast.peak_with(candidate))  # few leases: the spread may pass the worst case
+        return own + self._supply.unattributed
 
     def _may_run_alone(self, asked: Claim) -> bool:
-        """Larger than the budget, but nothing else runs: judged against capacity, where that is known."""
+        """Larger than the budget, but nothing else runs: judged against capacity, where that is known.
+
+        Sequences that do not fit together run in turn, so the largest is what must fit a rank.
+        """
         if len(self.ledger) > 0:
             return False
         capacity = self._supply.capacity
         if not (capacity.known and capacity.exact) or capacity.largest_rank is None:
             return True
-        return asked.tokens + self._supply.unattributed <= capacity.largest_rank
+        if asked.largest_sequence > capacity.largest_rank:
+            return False
+        return min(asked.tokens, capacity.total) + self._supply.foreign_tokens() <= capacity.total
 
-    def _unavailable(self, now: float) -> RejectReason | None:
+    def _unavailable(self) -> RejectReason | None:
         if self._draining:
             return RejectReason.DRAINING
         state = self._supply.state
-        if state in SERVING or (state is EngineState.WEDGED and self._supply.view.may_probe(now)):
-            return None
-        return _UNAVAILABLE[state]
+        return None if state in SERVING else _UNAVAILABLE[state]
 
     def _reject_unavailable(self, event: Arrived, reason: RejectReason) -> Reject:
         prompt = sum(event.shape.prompts)
@@ -150,7 +154,7 @@ class Gate:
     def _reject_later(
         self, event: Arrived, asked: Claim, candidate: Curve, peak: float, now: float
     ) -> Reject:
-        own = asked.tokens if self._policy is Policy.STATIC else Forecast().peak_with(candidate)
+        own = asked.tokens if self._policy is Policy.STATIC else min(candidate.peak(), asked.tokens)
         budget = self._supply.budget.tokens
         if own > budget:
             reason, missing = RejectReason.TOO_LARGE_NOW, float(self.ledger.held_tokens())
@@ -190,9 +194,15 @@ class Gate:
             prompt_tokens=event.prompt_tokens,
         )
         self._retry.drained(self._forecast.remove(event.request_id), now)
-        lease, finished = record.lease, event.reason is EndReason.FINISHED
+        lease = record.lease
+        natural = event.reason in {EndReason.FINISHED, EndReason.CAPPED}
+        # A length that nobody counted is a guess: at risk that far, but no answer of that length.
+        counted = lease.streaming or event.output_tokens is not None
+        finished = event.reason is EndReason.FINISHED and counted
         if finished or record.output_tokens > 0:
             self._survival.ended(lease.key, lease.output_per_sequence, finished=finished)
+        if natural:
+            self._supply.view.answered(now)
         self._supply.view.ledger_busy(busy=len(self.ledger) > 0, now=now)
         return [LeaseEnded(record)]
 
@@ -200,11 +210,12 @@ class Gate:
 
     def _scraped(self, event: Scraped, now: float) -> list[Command]:
         moved, told = self._supply.page(event.samples, now)
-        running = [s.running for s in event.samples if s.running is not None]
-        self._pace.page(moved.generated, sum(running) if running else None, now)
-        for sample in event.samples:
-            if sample.output_lengths is not None:
-                self._survival.believe(sample.output_lengths)
+        counts = [s.running for s in event.samples if s.running is not None]
+        running = sum(counts) if counts else None
+        if running is None or running > sum(lease.claim.sequences for lease in self.ledger):
+            self._pace.others_run()
+        self._pace.page(moved.generated, running, now)
+        self._survival.believe([s.output_lengths for s in event.samples if s.output_lengths is not None])
         self._remember_held(now)
         self._supply.reconcile(event.asked_at)
         return told + self._supply.settle(now)
@@ -221,11 +232,11 @@ class Gate:
         return self._supply.settle(now)
 
     def _gpus_read(self, event: GpusRead, now: float) -> list[Command]:
-        self._supply.cards(event.samples)
+        self._supply.cards(event.samples, now)
         return self._supply.settle(now)
 
     def _gpu_read_failed(self, event: GpuReadFailed, now: float) -> list[Command]:  # noqa: ARG002 - one signature
-        self._supply.cards_unknown()
+        self._supply.cards_unknown(now)
         return self._supply.settle(now)
 
     def _knobs_changed(self, event: KnobsChanged, now: float) -> list[Command]:
@@ -267,7 +278,7 @@ class Gate:
         )
 
     def _curve(self, asked: Claim, key: Key, shown: int) -> Curve:
-        return curve(asked, shown, [self._survival.table(key, cap) for cap in asked.outputs])
+        return curve(asked, shown, lambda cap: self._survival.table(key, cap))
 
     def _remember_held(self, now: float) -> None:
         low = high = 0
@@ -281,8 +292,25 @@ class Gate:
 
     def _peak(self) -> float:
         """Forecast peak (policy static: claims) of what is in flight, with what others hold."""
-        own = self.ledger.claimed_tokens if self._policy is Policy.STATIC else self._forecast.peak()
+        own = float(self.ledger.claimed_tokens)
+        if self._policy is not Policy.STATIC:
+            own = min(own, self._forecast.peak())
         return own + self._supply.unattributed
+
+    @property
+    def state(self) -> EngineState:
+        """What is believed of the engine."""
+        return self._supply.state
+
+    @property
+    def draining(self) -> bool:
+        """Whether nothing new is admitted."""
+        return self._draining
+
+    @property
+    def context_tokens(self) -> int | None:
+        """The engine's context length, None while it is not known."""
+        return self._supply.view.info.context_tokens
 
     def status(self, now: float) -> GateStatus:
         """Everything worth showing, at ``now``."""

@@ -25,7 +25,6 @@ class Lease:
     streaming: bool
     admitted_at: float
     first_token_at: float | None = None
-    last_token_at: float | None = None
     output_tokens: float = 0.0  # a float, since events are scaled by the tokens that each stands for
 
     @property
@@ -40,9 +39,9 @@ class Lease:
 
     def held_tokens(self) -> int:
         """KV tokens held now: prompts and output so far, in whole blocks, prompts from admission on."""
-        done, block = self.output_per_sequence, self.claim.block
-        pairs = zip(self.claim.prompts, self.claim.outputs, strict=True)
-        return sum(round_up(p + min(done, m), block) for p, m in pairs) * self.claim.n
+        done, claim = self.output_per_sequence, self.claim
+        pairs = zip(claim.prompts, claim.outputs, strict=True)
+        return sum([round_up(p + min(done, m), claim.block) for p, m in pairs]) * claim.n
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

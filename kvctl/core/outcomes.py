@@ -75,10 +75,13 @@ class EngineState(StrEnum):
     UNREACHABLE = "unreachable"
     ASLEEP = "asleep"
     WEDGED = "wedged"
+    TRIAL = "trial"  # was wedged or silent for a while: the next request finds out whether it moves again
     FAULT = "fault"  # its card is lost or broken
 
 
-SERVING = frozenset({EngineState.UP, EngineState.LATE, EngineState.STALE, EngineState.NO_TELEMETRY})
+SERVING = frozenset(
+    {EngineState.UP, EngineState.LATE, EngineState.STALE, EngineState.NO_TELEMETRY, EngineState.TRIAL}
+)
 
 
 class Pressure(StrEnum):

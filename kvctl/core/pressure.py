@@ -28,7 +28,11 @@ class PreemptionTerm:
         self._last_seen = float("-inf")
 
     def observe(self, preempted: float, usage_ratio: float | None, now: float) -> bool:
-        """``preempted`` more preemptions since the last page, at that pool usage; True when they are ours."""
+        """``preempted`` more preemptions since the last page; True when they are ours.
+
+        ``usage_ratio`` is the fullest that any rank's pool was seen about then: what is preempted lets go of
+        its blocks, and averages hide the full rank.
+        """
         self.recover(now)
         if preempted <= 0:
             return False
@@ -49,37 +53,46 @@ class PreemptionTerm:
 
 
 MEMORY_FLOOR = 0.25
+HOLD_S = 10.0  # how long the last reading stands when the cards cannot be read
 
 
 class MemoryTerm:
     """Free GPU memory against a guard.
 
     Engines allocate their pool at start, so free memory says nothing of KV use; it shows what else may kill
-    the engine: activations, a neighbour. The guard is ``guard_bytes`` or what was free just after the
-    engine's start, whichever is less, per card.
+    the engine: activations, a neighbour. The guard is ``guard_bytes`` or the most that was free since the
+    engine's start, whichever is less, per card: just after its start, unless kvctl came later, when a
+    neighbour may have been there already.
     """
 
     def __init__(self, guard_bytes: int) -> None:
         self._guard = guard_bytes
         self._usual: dict[str, int] = {}
+        self._read_at = float("-inf")
         self.value = 1.0
 
     def engine_started(self) -> None:
-        """What is free next is what this engine leaves free."""
+        """What is free next is what this engine leaves free; until it is read, nothing is known."""
         self._usual.clear()
+        self.value = 1.0
 
-    def observe(self, cards: Iterable[GpuSample]) -> None:
+    def observe(self, cards: Iterable[GpuSample], now: float) -> None:
         """New readings. Cards without a reading have no say."""
         terms = [self._term(card) for card in cards if not card.lost and card.free_bytes is not None]
-        self.value = min(terms, default=1.0)
+        if not terms:
+            self.unknown(now)
+            return
+        self._read_at = now
+        self.value = min(terms)
 
-    def unknown(self) -> None:
-        """No card can be read: no pressure from here."""
-        self.value = 1.0
+    def unknown(self, now: float) -> None:
+        """No card can be read: the last reading stands for a while, then there is no pressure from here."""
+        if now - self._read_at > HOLD_S:
+            self.value = 1.0
 
     def _term(self, card: GpuSample) -> float:
         free = card.free_bytes or 0
-        usual = self._usual.setdefault(card.uuid, free)
+        usual = self._usual[card.uuid] = max(free, self._usual.get(card.uuid, 0))
         guard = min(self._guard, usual)
         return 1.0 if guard <= 0 else max(min(1.0, free / guard), MEMORY_FLOOR)
 

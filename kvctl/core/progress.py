@@ -21,23 +21,26 @@ class Pace:
         self._generated = 0.0
         self._mixed = False
         self._page_at: float | None = None
+        self._running = 0
 
     def events_seen(self, events: int) -> None:
         """Token-bearing events of streams came through."""
         self._events += events
 
     def others_run(self) -> None:
-        """Something generates that shows no events: the counter cannot be compared with them."""
+        """Something generates that shows no events here: the counter cannot be compared with them."""
         self._mixed = True
 
     def page(self, generated: float | None, running: int | None, now: float) -> None:
         """A page: ``generated`` tokens since the one before, ``running`` sequences now."""
         before, self._page_at = self._page_at, now
+        most = max(running or 0, self._running)  # those that ended in between generated too
+        self._running = running or 0
         if generated is None or before is None or now <= before:
             self._forget()
             return
-        if running and generated > 0:
-            self._learn_pace(generated / (now - before) / running)
+        if most and generated > 0:
+            self._learn_pace(generated / (now - before) / most)
         self._generated += generated
         if self._mixed:
             self._forget()

@@ -38,6 +38,10 @@ class Reconciler:
         if target == 0.0 and self.unattributed < 1.0:
             self.unattributed = 0.0
 
+    def blind(self) -> None:
+        """One poll interval without a page to compare with: what was seen once fades all the same."""
+        self.unattributed -= FALL_PER_POLL * self.unattributed
+
     def restarted(self) -> None:
         """The pool is another one: what was in it is gone."""
         self.unattributed = 0.0

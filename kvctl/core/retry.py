@@ -1,12 +1,15 @@
 """When to come back: Retry-After from the rate at which forecast occupancy drains.
 
 Clients obey the hint to the millisecond and without jitter of their own, so the spread is put on here:
-upwards only, 0-50 %, from a seeded low-discrepancy sequence (law 7: no randomness in the core).
+upwards only, 0-50 %, from a seeded low-discrepancy sequence (law 7: no randomness in the core). Without a
+rate the hint is as long as callers have been refused by now: it doubles with each return of the same caller,
+however many others are refused beside it.
 """
 
 from collections import deque
 
 FLOOR_S = 0.25
+UNKNOWN_S = 1.0  # the first hint when nothing is known of the drain rate
 SPREAD = 0.5
 WINDOW_S = 10.0
 FEWEST_ENDS = 3  # ended leases before a rate is believed
@@ -20,7 +23,7 @@ class RetryHints:
         self._longest = longest_s
         self._drained: deque[tuple[float, float]] = deque()
         self._phase = seed % 1.0
-        self._streak = 0
+        self._refusing_since: float | None = None
 
     def drained(self, tokens: float, now: float) -> None:
         """A lease ended; the forecast peak fell by ``tokens``."""
@@ -38,22 +41,20 @@ class RetryHints:
 
     def admitted(self) -> None:
         """A request got in: the streak of refusals is over."""
-        self._streak = 0
+        self._refusing_since = None
 
     def after(self, missing_tokens: float, now: float) -> float:
         """Seconds until ``missing_tokens`` will have drained, spread upwards; without a rate it grows."""
+        since = self._refusing_since = now if self._refusing_since is None else self._refusing_since
         rate = self.rate(now)
         if rate is None:
-            seconds = min(2.0 ** min(self._streak, 10), self._longest)
-            self._streak += 1
-        else:
-            seconds = missing_tokens / rate
-        return self.spread(max(seconds, FLOOR_S))
+            return self.spread(max(now - since, UNKNOWN_S))
+        return self.spread(max(missing_tokens / rate, FLOOR_S))
 
     def spread(self, seconds: float) -> float:
-        """``seconds`` and up to half as much again, never beyond the longest."""
+        """``seconds`` and up to half as much again; at the longest, that is what is spread, not cut off."""
         self._phase = (self._phase + _GOLDEN) % 1.0
-        return min(seconds * (1.0 + SPREAD * self._phase), self._longest)
+        return min(seconds, self._longest / (1.0 + SPREAD)) * (1.0 + SPREAD * self._phase)
 
     def _forget(self, now: float) -> None:
         while self._drained and self._drained[0][0] < now - WINDOW_S:

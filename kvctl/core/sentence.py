@@ -12,8 +12,14 @@ _STATE_MEANS = {
     EngineState.UNREACHABLE: "the engine cannot be reached; requests get 503",
     EngineState.ASLEEP: "the engine sleeps; requests get 503",
     EngineState.WEDGED: "requests are in flight but nothing moves; requests get 503",
+    EngineState.TRIAL: "it did not move for a while; the next request is let in to see whether it does again",
     EngineState.FAULT: "a card of the engine is lost or broken; requests get 503",
 }
+
+
+def state_means(state: EngineState) -> str:
+    """What a state of the engine means for callers."""
+    return _STATE_MEANS[state]
 
 
 def state_sentence(before: EngineState, after: EngineState) -> str:

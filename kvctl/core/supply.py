@@ -12,11 +12,14 @@ from kvctl.core.engine_view import EngineView, Moved, ViewConfig
 from kvctl.core.events import BudgetChanged, Command, EngineRestarted, Noted, StateChanged
 from kvctl.core.outcomes import SERVING, BudgetReason, EngineState, Policy, Pressure
 from kvctl.core.pressure import MemoryTerm, PreemptionTerm, TelemetryTerm
-from kvctl.core.reconcile import Reconciler
+from kvctl.core.reconcile import DEAD_ZONE, Reconciler
 from kvctl.core.sentence import budget_sentence, state_sentence
 from kvctl.core.telemetry import EngineInfo, GpuSample, RankSample
 
 WORTH_TELLING = 0.01  # of capacity: smaller moves of the budget are not told one by one
+NOTED_EVERY_S = 60.0  # the same remark, at most
+
+_MAYBE_ANOTHER_PROCESS = frozenset({EngineState.STARTING, EngineState.UNREACHABLE})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +53,8 @@ class Supply:
         self._memory = MemoryTerm(config.gpu_guard_bytes)
         self._telemetry = TelemetryTerm()
         self._shrunk_at = float("-inf")
+        self._ignored_at = float("-inf")
+        self._fullest_before: float | None = None
         self.capacity = self._read_capacity()
         self.budget = self._read_budget()
         self._told = self.budget
@@ -64,22 +69,35 @@ class Supply:
 
     def page(self, samples: tuple[RankSample, ...], now: float) -> tuple[Moved, list[Command]]:
         """A metrics page: what moved since the last, and what there is to tell."""
+        first = not self.view.samples
         moved = self.view.scraped(samples, now)
-        told: list[Command] = []
+        told: list[Command] = [EngineRestarted(rank) for rank in moved.restarted]
         if moved.restarted:
-            told.append(EngineRestarted(samples[0].rank))
-            self._memory.engine_started()
             self._reconciler.restarted()
-        if moved.preempted and not self._preemption.observe(moved.preempted, self.usage_ratio(), now):
-            text = "preemptions at low pool usage: not over-admission, ignored"
-            told.append(Noted("preemption_ignored", text))
+        if moved.restarted or first:
+            self._memory.engine_started()
+        told += self._preemption_news(moved.preempted or 0.0, now)
         return moved, told + self._capacity_news()
+
+    def _preemption_news(self, preempted: float, now: float) -> list[Command]:
+        """Judge preemptions by the fullest rank of this page and the one before."""
+        known = [s.kv_usage_ratio for s in self.view.samples if s.kv_usage_ratio is not None]
+        present, before = max(known, default=None), self._fullest_before
+        self._fullest_before = present
+        fullest = max((u for u in (before, present) if u is not None), default=None)
+        ours = self._preemption.observe(preempted, fullest, now)
+        if preempted <= 0 or ours or now - self._ignored_at < NOTED_EVERY_S:
+            return []
+        self._ignored_at = now
+        return [Noted("preemption_ignored", "preemptions at low pool usage: not over-admission, ignored")]
 
     def reconcile(self, asked_at: float) -> None:
         """Compare the last page's usage, asked for at ``asked_at``, with what the ledger held."""
         usage = self.usage_ratio()
         if usage is not None and self.capacity.known:
             self._reconciler.compare(usage * self.capacity.total, self.capacity.total, asked_at)
+        else:
+            self._reconciler.blind()
 
     def held(self, low: int, high: int, now: float) -> None:
         """What the ledger holds now: past their first token only, and with the prompts of the rest."""
@@ -95,14 +113,24 @@ class Supply:
         text = f"engine serves {names}, context {info.context_tokens or 'unknown'} tokens"
         return [Noted("engine_described", text)]
 
-    def cards(self, samples: Sequence[GpuSample]) -> None:
+    def cards(self, samples: Sequence[GpuSample], now: float) -> None:
         """The engine's cards were read."""
         self.view.cards_read(samples)
-        self._memory.observe(samples)
+        self._memory.observe(samples, now)
 
-    def cards_unknown(self) -> None:
+    def cards_unknown(self, now: float) -> None:
         """The engine's cards cannot be read."""
-        self._memory.unknown()
+        self._memory.unknown(now)
+
+    def foreign_tokens(self) -> float:
+        """KV tokens of others in the pool by the last page: what stands in the way of who would run alone.
+
+        ``unattributed`` falls slowly on purpose, so the page itself bounds it; what is below the noise of the
+        comparison is nobody.
+        """
+        usage, total = self.usage_ratio(), self.capacity.total
+        foreign = self.unattributed if usage is None else min(self.unattributed, usage * total)
+        return foreign if foreign > DEAD_ZONE * total else 0.0
 
     def usage_ratio(self) -> float | None:
         """Pool usage over all ranks, 0..1; None when any rank's is unknown or means something else."""
@@ -139,10 +167,14 @@ class Supply:
             return []
         self.state = after
         if after in SERVING and before not in SERVING:
-            self._memory.engine_started()
+            if before is EngineState.ASLEEP or (before in _MAYBE_ANOTHER_PROCESS and not self._dated()):
+                self._memory.engine_started()  # a restart that pages tell of is seen there
             if before is not EngineState.STARTING:
                 self._telemetry.outage_over()
         return [StateChanged(before, after, state_sentence(before, after))]
+
+    def _dated(self) -> bool:
+        return any(s.started_at is not None for s in self.view.samples)
 
     def _budget_news(self) -> list[Command]:
         told, present = self._told, self.budget
@@ -179,6 +211,7 @@ class Supply:
         blind = self.state in {EngineState.STALE, EngineState.NO_TELEMETRY}
         if blind and now - self._shrunk_at >= self._config.poll_interval_s:
             self._shrunk_at = now
+            self._reconciler.blind()
             whole = self.capacity.total * (1.0 - self.margin_ratio)
             self._telemetry.shrink(self._config.fallback_budget_tokens / max(whole, 1.0))
 

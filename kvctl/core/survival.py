@@ -14,11 +14,12 @@ where nobody of the history is left at risk the prior alone speaks. The prior of
 exp(-x / (cap / 4)).
 """
 
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate
-from math import exp, isinf
+from itertools import accumulate, islice
+from math import exp, isinf, log1p, sqrt
+from operator import mul
+from typing import NamedTuple
 
 from kvctl.core.telemetry import LengthHistogram
 
@@ -28,6 +29,8 @@ PRIOR_WEIGHT = 20.0
 WINDOW = 2000  # answers remembered per class
 HISTOGRAM_MIN = 200  # answers the engine's histogram needs before it is believed
 LONGEST = 1 << 20  # tokens; longer outputs are treated as this long
+MOST_CLASSES = 1024  # classes remembered; the one whose last answer is longest ago goes first
+RENEWED_PER_REFRESH = 8  # tables; with more classes than that in flight, each is renewed in its turn
 _FLOOR = 1e-12  # keeps S(g) a divisor; a request out there is taken to run to its cap
 
 
@@ -40,12 +43,30 @@ SLOT_STARTS: Sequence[int] = _slot_starts()
 SLOTS = len(SLOT_STARTS)
 
 
+def _slot_ends() -> list[int]:
+    return [*SLOT_STARTS[1:], LONGEST + 16384]
+
+
 def _slot_table() -> list[int]:
-    return [bisect_right(SLOT_STARTS, x) - 1 for x in range(0, LONGEST + 8, 8)]
+    pairs = zip(SLOT_STARTS, [*SLOT_STARTS[1:], 3 * LONGEST], strict=True)
+    return [slot for slot, (start, end) in enumerate(pairs) for _ in range(start, end, 8)]
 
 
 SLOT_OF: Sequence[int] = _slot_table()
-"""Slot of an output length ``x``: ``SLOT_OF[x >> 3]``, for x up to LONGEST."""
+"""Slot of an output length ``x``: ``SLOT_OF[x >> 3]``, for x under three times LONGEST."""
+
+
+def _steps() -> list[int]:
+    steps, width = [0, 8, 16, 32, 48], 64
+    while width <= LONGEST:
+        steps += [width, width + width // 2]
+        width *= 2
+    return steps
+
+
+STEPS: Sequence[int] = _steps()
+"""Decode steps ahead at which survival is read: multiples of 8, geometric past 64."""
+_STEP_OFFSETS = [step >> 3 for step in STEPS]
 
 
 def slot_of(tokens: int) -> int:
@@ -55,17 +76,40 @@ def slot_of(tokens: int) -> int:
 
 def survival_from_hazards(hazards: Iterable[float]) -> list[float]:
     """S at the start of each slot (the first is 1.0), floored above zero."""
-    steps = (max(1.0 - h, 0.0) for h in hazards)
-    return [max(s, _FLOOR) for s in accumulate(steps, lambda s, step: s * step, initial=1.0)][:SLOTS]
+    survivors = accumulate([1.0 - h for h in hazards], mul, initial=1.0)
+    return [max(s, _FLOOR) for s in islice(survivors, SLOTS)]
+
+
+class Ahead(NamedTuple):
+    """What lies ahead of an answer of a given length, at each of STEPS."""
+
+    alive: list[float]  # S(g + t) / S(g)
+    spread: list[float]  # sqrt(alive (1 - alive))
+
+
+class Table:
+    """S at each slot start for one class, read conditionally."""
+
+    __slots__ = ("_ahead", "survival")
+
+    def __init__(self, survival: Sequence[float]) -> None:
+        self.survival = survival
+        self._ahead: dict[int, Ahead] = {}
+
+    def ahead(self, shown: int) -> Ahead:
+        """What lies ahead of an answer that has shown ``shown`` tokens (alike for eight lengths in a row)."""
+        at = min(shown, LONGEST) >> 3
+        found = self._ahead.get(at)
+        if found is None:
+            survival, base = self.survival, self.survival[SLOT_OF[at]]
+            alive = [survival[SLOT_OF[at + offset]] / base for offset in _STEP_OFFSETS]
+            found = self._ahead[at] = Ahead(alive, [sqrt(a * (1.0 - a)) for a in alive])
+        return found
 
 
 def exponential_hazards(mean_tokens: float) -> list[float]:
     """Hazard of each slot when lengths are exponential with that mean."""
     return [1.0 - exp(-(b - a) / mean_tokens) for a, b in zip(SLOT_STARTS, _slot_ends(), strict=True)]
-
-
-def _slot_ends() -> list[int]:
-    return [*SLOT_STARTS[1:], LONGEST + 16384]
 
 
 def histogram_hazards(histogram: LengthHistogram) -> list[float] | None:
@@ -83,10 +127,17 @@ def histogram_hazards(histogram: LengthHistogram) -> list[float] | None:
         at_risk, died = total - previous, count - previous
         if isinf(bound) or at_risk <= 0:
             break
-        rates.append((bound, min(died / at_risk, 0.999) / max(bound - lower, 1.0)))
+        rates.append((bound, -log1p(-min(died / at_risk, 0.999)) / max(bound - lower, 1.0)))
         previous, lower = count, bound
     last_rate = next((rate for _, rate in reversed(rates) if rate > 0), 1.0 / 1024)
     return [_slot_hazard(a, b, rates, last_rate) for a, b in zip(SLOT_STARTS, _slot_ends(), strict=True)]
+
+
+def merged(histograms: Sequence[LengthHistogram]) -> LengthHistogram:
+    """The sum of the histograms of several ranks; those with other bounds than the first are left out."""
+    bounds = histograms[0].bounds
+    counts = [histogram.counts for histogram in histograms if histogram.bounds == bounds]
+    return LengthHistogram(bounds=bounds, counts=tuple(map(sum, zip(*counts, strict=True))))
 
 
 def _slot_hazard(start: int, end: int, rates: list[tuple[float, float]], beyond: float) -> float:
@@ -109,7 +160,7 @@ class LengthHistory:
     __slots__ = ("_records", "censored", "finished")
 
     def __init__(self) -> None:
-        self._records: deque[tuple[int, bool]] = deque()
+        self._records: deque[int] = deque()  # the slot of a finished answer, ~slot of one that was cut
         self.finished = [0] * SLOTS
         self.censored = [0] * SLOTS
 
@@ -119,28 +170,32 @@ class LengthHistory:
     def add(self, output_tokens: int, *, finished: bool) -> None:
         """One answer of that many tokens per sequence, ended by itself or cut."""
         slot = slot_of(output_tokens)
-        self._records.append((slot, finished))
+        self._records.append(slot if finished else ~slot)
         (self.finished if finished else self.censored)[slot] += 1
         if len(self._records) > WINDOW:
-            old, was_finished = self._records.popleft()
-            (self.finished if was_finished else self.censored)[old] -= 1
+            old = self._records.popleft()
+            if old >= 0:
+                self.finished[old] -= 1
+            else:
+                self.censored[~old] -= 1
 
     def hazards(self, prior: Sequence[float], in_flight: Iterable[int]) -> list[float]:
         """Hazard of each slot: history, present lengths ``in_flight``, and the prior's pseudo-requests."""
         censored = self.censored.copy()
         for tokens in in_flight:
             censored[slot_of(tokens)] += 1
-        # The actuarial convention: who is censored within a slot was at risk for half of it.
         beyond = sum(self.finished) + sum(censored)
         prior_alive = PRIOR_WEIGHT
         hazards = []
         for died, cut, prior_hazard in zip(self.finished, censored, prior, strict=True):
+            if not beyond:
+                break  # nobody was at risk out here: the prior alone speaks
+            # The actuarial convention: who is censored within a slot was at risk for half of it.
             prior_died = prior_alive * prior_hazard
-            at_risk = beyond - 0.5 * cut + prior_alive
-            hazards.append((died + prior_died) / at_risk if at_risk > 0 else prior_hazard)
+            hazards.append((died + prior_died) / (beyond - 0.5 * cut + prior_alive))
             beyond -= died + cut
             prior_alive -= prior_died
-        return hazards
+        return hazards + list(prior[len(hazards) :])
 
 
 class SurvivalModel:
@@ -152,35 +207,41 @@ class SurvivalModel:
         self._histogram_total = 0.0
         self._in_flight: dict[Key, list[int]] = {}
         self._hazards: dict[tuple[Key, int], list[float]] = {}
-        self._tables: dict[tuple[Key, int], list[float]] = {}
+        self._tables: dict[tuple[Key, int], Table] = {}  # the one made longest ago first
         self._exponential: dict[int, list[float]] = {}
 
     def ended(self, key: Key, output_tokens: int, *, finished: bool) -> None:
         """An answer of ``output_tokens`` per sequence came to its natural end, or was cut there."""
         for level in _levels(key):
-            self._histories.setdefault(level, LengthHistory()).add(output_tokens, finished=finished)
+            history = self._histories.pop(level, None) or LengthHistory()
+            self._histories[level] = history  # the dict's order is that of the last answers
+            history.add(output_tokens, finished=finished)
+        while len(self._histories) > MOST_CLASSES:
+            del self._histories[next(iter(self._histories))]
 
-    def believe(self, histogram: LengthHistogram) -> None:
-        """The engine's own histogram of output lengths, as the last prior."""
-        if histogram.total > self._histogram_total * 1.1 or histogram.total < self._histogram_total:
-            self._histogram = histogram_hazards(histogram)
-            self._histogram_total = histogram.total
+    def believe(self, histograms: Sequence[LengthHistogram]) -> None:
+        """The engine's own histograms of output lengths, one per rank that has one, as the last prior."""
+        total = sum(histogram.total for histogram in histograms)
+        if histograms and (total > self._histogram_total * 1.1 or total < self._histogram_total):
+            self._histogram = histogram_hazards(merged(histograms))
+            self._histogram_total = total
 
     def refresh(self, in_flight: Mapping[Key, Sequence[int]]) -> None:
         """Present output lengths of the requests in flight, by class; tables are made anew when read."""
         self._hazards.clear()
-        self._tables.clear()
+        for place in list(islice(self._tables, RENEWED_PER_REFRESH)):
+            del self._tables[place]
         self._in_flight = {}
         for key, lengths in in_flight.items():
             for level in _levels(key):
                 self._in_flight.setdefault(level, []).extend(lengths)
 
-    def table(self, key: Key, cap: int) -> Sequence[float]:
-        """S at each slot start for requests of that class and output cap (the cap itself not applied)."""
+    def table(self, key: Key, cap: int) -> Table:
+        """S for requests of that class and output cap (the cap itself not applied)."""
         place = (key, self._cap_class(cap))
         table = self._tables.get(place)
         if table is None:
-            table = self._tables[place] = survival_from_hazards(self._class_hazards(*place))
+            table = self._tables[place] = Table(survival_from_hazards(self._class_hazards(*place)))
         return table
 
     def _cap_class(self, cap: int) -> int:

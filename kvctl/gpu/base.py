@@ -9,7 +9,7 @@ from kvctl.core.telemetry import GpuSample
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuReading:
-    """The outcome of one poll: samples, or the fault for which there are none. ``seconds``: how long it took."""
+    """One poll: samples, or the fault for which there are none. ``seconds``: how long it took."""
 
     samples: tuple[GpuSample, ...] = ()
     fault: SourceFault | None = None

@@ -1,0 +1,7 @@
+"""kvctl's own Prometheus metrics: the table of all of them, what feeds each, and the page."""
+
+from kvctl.metrics.catalog import CATALOG, Kind, Spec
+from kvctl.metrics.page import CONTENT_TYPE, Metrics
+from kvctl.metrics.views import ActiveOverride, SourceView
+
+__all__ = ["CATALOG", "CONTENT_TYPE", "ActiveOverride", "Kind", "Metrics", "SourceView", "Spec"]

@@ -1,0 +1,289 @@
+"""Every metric that kvctl exports, once: name, kind, meaning, labels with their values, buckets.
+
+The page, docs/metrics.md and the dashboards are made from this table, so a name that is not here is
+nowhere. Names begin with ``kvctl_``, units are base units, counters end in ``_total``, shares are ratios.
+Law 9: label values are the words of kvctl.core.outcomes wherever there is one, and each is present from
+the start, at 0. Only ``engine``, ``rank``, ``gpu`` and ``route`` take values that the site decides.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from kvctl.core.outcomes import (
+    BudgetReason,
+    Decision,
+    EndReason,
+    EngineState,
+    Policy,
+    Pressure,
+    RejectReason,
+)
+from kvctl.core.overrides import Knob
+from kvctl.gpu.readings import THROTTLE_OTHER, THROTTLE_WORDS
+from kvctl.tokens.base import CountMethod
+
+
+class Kind(StrEnum):
+    """The Prometheus type."""
+
+    GAUGE = "gauge"
+    COUNTER = "counter"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """One metric. ``labels`` maps a label to all of its values, or to () where the site decides them."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    buckets: tuple[float, ...] = ()  # upper bounds, without +Inf
+
+
+OPEN: tuple[str, ...] = ()
+OTHER = "other"
+
+SOURCES = ("nvml", "engine_metrics")
+MODES = ("active", "draining")
+OUTCOMES = (
+    *EndReason,
+    Decision.REJECT_LATER,
+    Decision.REJECT_NEVER,
+    Decision.UNAVAILABLE,
+    "bad_request",  # refused by kvctl before it was counted: not a request of this API
+    "not_found",  # no such route, or not with this method
+    "passed",  # relayed without metering
+    OTHER,
+)
+UPSTREAM_ERRORS = ("connect", "broken", "timeout", "status", OTHER)
+DISCONNECT_PHASES = ("request", "waiting", "streaming", OTHER)
+DIRECTIONS = ("up", "down", "none")
+
+# Bucket edges stand on the objectives that people set: TTFT 0.5 s and 2 s, inter-token 30 ms and 100 ms.
+OWN_SECONDS = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
+LATENCY_SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0)
+GAP_SECONDS = (0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+LEASE_SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
+RETRY_SECONDS = (1.0, 2.0, 3.0, 5.0, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0)
+TOKENS = (
+    1.0,
+    8.0,
+    32.0,
+    64.0,
+    128.0,
+    256.0,
+    512.0,
+    1024.0,
+    2048.0,
+    4096.0,
+    8192.0,
+    16384.0,
+    32768.0,
+    131072.0,
+)
+RATIO = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+
+_ENGINE = {"engine": OPEN}
+_RANK = {"engine": OPEN, "rank": OPEN}
+_GPU = {"gpu": OPEN}
+
+
+def _gauge(name: str, text: str, labels: Mapping[str, tuple[str, ...]] | None = None) -> Spec:
+    return Spec(name=name, kind=Kind.GAUGE, help=text, labels=labels or {})
+
+
+def _counter(name: str, text: str, labels: Mapping[str, tuple[str, ...]] | None = None) -> Spec:
+    return Spec(name=name, kind=Kind.COUNTER, help=text, labels=labels or {})
+
+
+def _histogram(
+    name: str, text: str, buckets: tuple[float, ...], labels: Mapping[str, tuple[str, ...]] | None = None
+) -> Spec:
+    return Spec(name=name, kind=Kind.HISTOGRAM, help=text, labels=labels or {}, buckets=buckets)
+
+
+_BUDGET = (
+    _gauge(
+        "kvctl_budget_tokens",
+        "KV tokens that the gate may let be in use: capacity x (1 - margin) x pressure.",
+        _ENGINE,
+    ),
+    _gauge(
+        "kvctl_capacity_tokens",
+        "Usable KV tokens of all ranks; the configured fallback while kvctl_capacity_known is 0.",
+        _ENGINE,
+    ),
+    _gauge(
+        "kvctl_capacity_known",
+        "1 if the engine or the operator told the capacity, 0 if it is the fallback.",
+        _ENGINE,
+    ),
+    _gauge(
+        "kvctl_headroom_tokens",
+        "Budget less forecast peak; negative after the budget fell below what runs.",
+        _ENGINE,
+    ),
+    _gauge("kvctl_forecast_peak_tokens", "Highest KV occupancy expected of what is in flight.", _ENGINE),
+    _gauge("kvctl_held_tokens", "KV tokens that the leases hold now, by the ledger.", _ENGINE),
+    _gauge("kvctl_claimed_tokens", "Worst-case KV tokens of the leases.", _ENGINE),
+    _gauge(
+        "kvctl_unattributed_tokens",
+        "KV tokens in use on the engine that no lease explains: traffic past the gate.",
+        _ENGINE,
+    ),
+    _gauge("kvctl_leases", "Requests admitted and not ended.", _ENGINE),
+    _gauge("kvctl_margin_ratio", "Share of capacity that on-call keeps free.", _ENGINE),
+    _gauge(
+        "kvctl_pressure_ratio",
+        "Factor that each term puts on the budget; the least counts.",
+        {**_ENGINE, "term": tuple(Pressure)},
+    ),
+    _gauge(
+        "kvctl_drain_rate_tokens_per_second",
+        "KV tokens that ending leases free a second; absent until known.",
+        _ENGINE,
+    ),
+    _gauge("kvctl_context_tokens", "The engine's context length; absent until known.", _ENGINE),
+    _counter(
+        "kvctl_budget_changes_total",
+        "Changes of the budget of more than a hundredth, or for another reason.",
+        {**_ENGINE, "direction": DIRECTIONS, "reason": tuple(BudgetReason)},
+    ),
+)
+
+_ADMISSION = (
+    _counter(
+        "kvctl_requests_total", "Requests answered, by how it ended.", {"route": OPEN, "outcome": OUTCOMES}
+    ),
+    _counter("kvctl_admissions_total", "Requests that the gate let in.", _ENGINE),
+    _counter(
+        "kvctl_rejections_total",
+        "Requests that the gate refused, by why.",
+        {**_ENGINE, "reason": tuple(RejectReason)},
+    ),
+    _counter(
+        "kvctl_leases_ended_total", "Leases that ended, by how.", {**_ENGINE, "reason": tuple(EndReason)}
+    ),
+    _histogram("kvctl_retry_after_seconds", "Retry-After told with refusals.", RETRY_SECONDS, _ENGINE),
+    _histogram("kvctl_lease_seconds", "From admission to the end of the lease.", LEASE_SECONDS, _ENGINE),
+    _histogram(
+        "kvctl_output_tokens",
+        "Output tokens of answers that came to their end (finished or capped).",
+        TOKENS,
+        _ENGINE,
+    ),
+    _histogram(
+        "kvctl_claim_error_ratio",
+        "KV tokens held at the end over those claimed, of answers that came to their end.",
+        RATIO,
+        _ENGINE,
+    ),
+    _histogram("kvctl_decision_seconds", "From a counted request to its admission.", OWN_SECONDS),
+    _histogram(
+        "kvctl_token_count_seconds",
+        "Time to count a request's prompt tokens.",
+        OWN_SECONDS,
+        {"method": tuple(CountMethod)},
+    ),
+)
+
+_DATA_PLANE = (
+    _histogram(
+        "kvctl_upstream_ttft_seconds",
+        "From a request's arrival to the first byte of its answer, of answers that came to their end.",
+        LATENCY_SECONDS,
+    ),
+    _histogram(
+        "kvctl_upstream_inter_token_seconds",
+        "Mean time between the tokens of a streamed answer, one observation an answer.",
+        GAP_SECONDS,
+    ),
+    _counter(
+        "kvctl_upstream_errors_total", "Failures of the engine on the data plane.", {"kind": UPSTREAM_ERRORS}
+    ),
+    _counter(
+        "kvctl_client_disconnects_total",
+        "Clients that left before their answer was whole.",
+        {"phase": DISCONNECT_PHASES},
+    ),
+)
+
+_TELEMETRY = (
+    _gauge("kvctl_telemetry_up", "1 if the last reading of the source succeeded.", {"source": SOURCES}),
+    _gauge(
+        "kvctl_telemetry_timestamp_seconds",
+        "Unix time of the last good reading; absent before the first.",
+        {"source": SOURCES},
+    ),
+    _gauge("kvctl_telemetry_read_duration_seconds", "How long the last reading took.", {"source": SOURCES}),
+    _gauge(
+        "kvctl_engine_state",
+        "1 for the state that the gate believes the engine is in.",
+        {**_ENGINE, "state": tuple(EngineState)},
+    ),
+    _counter(
+        "kvctl_engine_state_changes_total",
+        "Changes of the engine's state, by the state entered.",
+        {**_ENGINE, "state": tuple(EngineState)},
+    ),
+    _counter("kvctl_engine_restarts_total", "Restarts of the engine seen in its telemetry.", _ENGINE),
+    _gauge("kvctl_engine_capacity_tokens", "Usable KV tokens of the rank.", _RANK),
+    _gauge(
+        "kvctl_engine_kv_usage_ratio", "Share of the rank's KV pool in use, as the engine measures it.", _RANK
+    ),
+    _gauge("kvctl_engine_running", "Requests that the engine runs.", _RANK),
+    _gauge("kvctl_engine_waiting", "Requests that wait inside the engine.", _RANK),
+    _counter("kvctl_engine_preemptions_total", "Preemptions, as the engine counts them.", _RANK),
+)
+
+_CARDS = (
+    _gauge("kvctl_gpu_memory_total_bytes", "Memory of the card or instance.", _GPU),
+    _gauge("kvctl_gpu_memory_free_bytes", "Memory that nobody holds.", _GPU),
+    _gauge(
+        "kvctl_gpu_memory_used_bytes",
+        "Memory in use; with the driver's own reserve where that is not told apart.",
+        _GPU,
+    ),
+    _gauge("kvctl_gpu_memory_reserved_bytes", "The driver's own reserve.", _GPU),
+    _gauge("kvctl_gpu_temperature_celsius", "Temperature of the chip.", _GPU),
+    _gauge(
+        "kvctl_gpu_throttled",
+        "1 if the clocks are held down for the reason.",
+        {**_GPU, "reason": (*THROTTLE_WORDS.values(), THROTTLE_OTHER)},
+    ),
+    _counter(
+        "kvctl_gpu_ecc_uncorrected_errors_total",
+        "Uncorrected memory errors since the driver was loaded.",
+        _GPU,
+    ),
+    _gauge("kvctl_gpu_lost", "1 if the card fell off the bus.", _GPU),
+    _gauge("kvctl_gpu_info", "1; which card it is.", {**_GPU, "index": OPEN, "name": OPEN}),
+)
+
+_DAEMON = (
+    _histogram("kvctl_tick_seconds", "Time of one control tick.", OWN_SECONDS),
+    _counter("kvctl_ticks_overrun_total", "Ticks that took longer than their interval."),
+    _histogram("kvctl_event_loop_lag_seconds", "How late the event loop woke the control tick.", OWN_SECONDS),
+    _gauge("kvctl_override_active", "1 if on-call has overridden the knob.", {"knob": tuple(Knob)}),
+    _gauge(
+        "kvctl_override_expiry_timestamp_seconds",
+        "Unix time when the override ends; absent without one.",
+        {"knob": tuple(Knob)},
+    ),
+    _gauge("kvctl_mode", "1 for the mode that the gate is in.", {**_ENGINE, "mode": MODES}),
+    _gauge("kvctl_policy", "1 for the policy in force.", {**_ENGINE, "policy": tuple(Policy)}),
+    _gauge("kvctl_build_info", "1; which kvctl it is.", {"version": OPEN, "python": OPEN}),
+)
+
+SECTIONS: Mapping[str, tuple[Spec, ...]] = {
+    "Budget": _BUDGET,
+    "Admission": _ADMISSION,
+    "Data plane": _DATA_PLANE,
+    "Engine telemetry": _TELEMETRY,
+    "Cards": _CARDS,
+    "Daemon": _DAEMON,
+}
+CATALOG: Mapping[str, Spec] = {spec.name: spec for section in SECTIONS.values() for spec in section}

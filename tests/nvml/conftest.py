@@ -1,0 +1,29 @@
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from tests.nvml.fake_library import FakeCard, FakeLibrary, installed
+
+Install = Callable[..., FakeLibrary]
+
+
+@pytest.fixture
+def install() -> Iterator[Install]:
+    """Put a library with the given cards behind the binding."""
+    with ExitStack() as stack:
+
+        def put(*cards: FakeCard) -> FakeLibrary:
+            library = FakeLibrary(*cards)
+            stack.enter_context(installed(library))
+            return library
+
+        yield put
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    """The log lines so far."""
+    caplog.set_level(logging.INFO, logger="kvctl.gpu")
+    return lambda: [record.getMessage() for record in caplog.records if record.name == "kvctl.gpu"]

@@ -1,0 +1,216 @@
+"""The units as systemd reads them, the sample files as systemd and docker do, and the notify protocol."""
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from kvctl.settings import load
+from kvctl.systemd_notify import Notifier
+
+FOLDER = Path(__file__).parents[2] / "systemd"
+ANALYZE = shutil.which("systemd-analyze")
+needs_analyze = pytest.mark.skipif(ANALYZE is None, reason="systemd-analyze is not installed")
+
+
+@pytest.fixture
+def unit(tmp_path: Path) -> Path:
+    """The unit with a program that exists here; verify looks for it."""
+    text = (FOLDER / "kvctl.service").read_text(encoding="utf-8")
+    copy = tmp_path / "kvctl.service"
+    copy.write_text(text.replace("/opt/kvctl/bin/kvctl", shutil.which("true") or "/bin/true"))
+    return copy
+
+
+def settings_of_unit() -> dict[str, str]:
+    lines = (FOLDER / "kvctl.service").read_text(encoding="utf-8").splitlines()
+    return dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
+
+
+@needs_analyze
+def test_verify(unit: Path) -> None:
+    done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@needs_analyze
+def test_exposure(unit: Path) -> None:
+    done = subprocess.run(
+        ["systemd-analyze", "security", "--offline=true", "--threshold=20", "--no-pager", unit],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-300:] + done.stderr
+
+
+def test_the_stop_outlasts_the_drain() -> None:
+    minutes = re.fullmatch(r"(\d+)min", settings_of_unit()["TimeoutStopSec"])
+    assert minutes is not None
+    assert int(minutes.group(1)) * 60 > load(None, {"KVCTL_ENGINE_URL": "http://h:1"}).drain_timeout
+
+
+def test_memory_is_above_the_body_bound() -> None:
+    gib = re.fullmatch(r"(\d+)G", settings_of_unit()["MemoryMax"])
+    assert gib is not None
+    assert int(gib.group(1)) << 30 > 2 * load(None, {"KVCTL_ENGINE_URL": "http://h:1"}).max_body_bytes_total
+
+
+@pytest.mark.skipif(shutil.which("systemd-sysusers") is None, reason="systemd-sysusers is not installed")
+def test_the_user_is_made(tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    subprocess.run(
+        ["systemd-sysusers", f"--root={tmp_path}", FOLDER / "kvctl.sysusers"], capture_output=True, check=True
+    )
+    assert (tmp_path / "etc/passwd").read_text().startswith(f"{settings_of_unit()['User']}:")
+    assert (tmp_path / "etc/group").read_text().startswith(f"{settings_of_unit()['Group']}:")
+
+
+def env_lines(*, with_examples: bool) -> dict[str, str]:
+    """kvctl.env as docker reads it: everything after the first = is the value."""
+    lines = (FOLDER / "kvctl.env").read_text(encoding="utf-8").splitlines()
+    if with_examples:
+        lines = [re.sub(r"^#(?=KVCTL_)", "", line) for line in lines]
+    return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+
+
+def test_the_sample_environment_is_the_same_for_systemd_docker_and_a_shell() -> None:
+    shell = subprocess.run(
+        ["sh", "-c", f"set -a; . {FOLDER / 'kvctl.env'}; env"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={},
+    )
+    sourced = dict(line.split("=", 1) for line in shell.stdout.splitlines() if line.startswith("KVCTL_"))
+    assert sourced == env_lines(with_examples=False)
+    load(None, env_lines(with_examples=False))
+    assert len(env_lines(with_examples=True)) > len(sourced)
+    load(None, env_lines(with_examples=True))
+
+
+def test_the_sample_file_and_its_examples(tmp_path: Path) -> None:
+    text = (FOLDER / "kvctl.toml").read_text(encoding="utf-8")
+    load(FOLDER / "kvctl.toml", {})
+    opened = tmp_path / "kvctl.toml"
+    opened.write_text(re.sub(r"(?m)^#(?=\w+ = )", "", text))
+    assert len(load(opened, {}).origins) > 5
+
+
+# --- notify -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[socket.socket]:
+    """A stand-in for systemd's end."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as made:
+        made.bind(str(tmp_path / "notify"))
+        made.setblocking(False)
+        yield made
+
+
+def env_of(manager: socket.socket, **more: str) -> dict[str, str]:
+    return {"NOTIFY_SOCKET": manager.getsockname(), **more}
+
+
+def heard(manager: socket.socket) -> list[str]:
+    found = []
+    while True:
+        try:
+            found.append(manager.recv(4096).decode())
+        except BlockingIOError:
+            return found
+
+
+def test_a_life(manager: socket.socket) -> None:
+    notifier = Notifier(env_of(manager))
+    notifier.ready("budget 1")
+    notifier.status("budget 1")
+    notifier.status("budget\n2")
+    notifier.reloading()
+    notifier.ready()
+    notifier.stopping("draining")
+    notifier.extend_timeout(1.5)
+    notifier.close()
+    notifier.status("after the end")
+    first, second, third, *rest = heard(manager)
+    assert (first, second) == ("READY=1\nSTATUS=budget 1", "STATUS=budget 2")
+    assert re.fullmatch(r"RELOADING=1\nMONOTONIC_USEC=\d+", third)
+    assert rest == ["READY=1", "STOPPING=1\nSTATUS=draining", "EXTEND_TIMEOUT_USEC=1500000"]
+
+
+@pytest.mark.parametrize("usec", [500_000, 10_000_000])
+def test_the_watchdog_is_fed_in_time_and_not_too_often(manager: socket.socket, usec: int) -> None:
+    """Ticks at 20 ms: no gap is longer than half the deadline, and most ticks send nothing."""
+    notifier = Notifier(env_of(manager, WATCHDOG_USEC=str(usec), WATCHDOG_PID=str(os.getpid())))
+    sent, now = [0.0], 0.0
+    while now < 4 * usec / 1e6:
+        notifier.alive(now)
+        if heard(manager) == ["WATCHDOG=1"]:
+            sent.append(now)
+        now += 0.02
+    notifier.close()
+    gaps = [later - earlier for earlier, later in pairwise(sent)]
+    assert max(gaps) <= usec / 2e6
+    assert 10 < len(sent) < 30
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"WATCHDOG_USEC": "0"}, {"WATCHDOG_USEC": "x"}, {"WATCHDOG_USEC": "1000", "WATCHDOG_PID": "1"}],
+)
+def test_no_watchdog_that_is_not_ours(manager: socket.socket, more: dict[str, str]) -> None:
+    notifier = Notifier(env_of(manager, **more))
+    notifier.alive(1.0)
+    assert heard(manager) == []
+    notifier.close()
+
+
+def test_helpers_do_not_inherit_it(manager: socket.socket) -> None:
+    script = (
+        "import os\nfrom kvctl.systemd_notify import Notifier\nn = Notifier()\nn.ready()\n"
+        "print([k for k in os.environ if k.startswith(('NOTIFY', 'WATCHDOG'))])"
+    )
+    env = os.environ | env_of(manager, WATCHDOG_USEC="1000000")
+    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+    assert heard(manager) == ["READY=1"]
+
+
+def test_an_abstract_name() -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as made:
+        made.bind(f"\0kvctl-test-{os.getpid()}")
+        made.setblocking(False)
+        notifier = Notifier({"NOTIFY_SOCKET": f"@kvctl-test-{os.getpid()}"})
+        notifier.ready()
+        assert heard(made) == ["READY=1"]
+        notifier.close()
+
+
+def test_nobody_listens(tmp_path: Path) -> None:
+    for env in ({}, {"NOTIFY_SOCKET": str(tmp_path / "gone")}):
+        notifier = Notifier(env)
+        notifier.ready("x")
+        notifier.alive(1.0)
+        notifier.stopping()
+        notifier.close()
+        notifier.close()
+
+
+def test_a_status_that_was_not_heard_is_said_again(tmp_path: Path) -> None:
+    notifier = Notifier({"NOTIFY_SOCKET": str(tmp_path / "late")})
+    notifier.status("one")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as made:
+        made.bind(str(tmp_path / "late"))
+        made.setblocking(False)
+        notifier.status("one")
+        notifier.status("one")
+        assert heard(made) == ["STATUS=one"]
+    notifier.close()
