@@ -21,7 +21,7 @@ import uvloop
 
 from kvctl import __version__, logs
 from kvctl.admin.desk import Desk, Values
-from kvctl.admin.listeners import ListenError, OwnedSocket
+from kvctl.admin.listeners import BusyError, ListenError, OwnedSocket
 from kvctl.admin.port import DaemonStatus
 from kvctl.admin.server import AdminApi, AdminServer, PublicApi, PublicServer
 from kvctl.control.cards import CardPoller
@@ -37,7 +37,8 @@ from kvctl.core.outcomes import SERVING, Policy
 from kvctl.core.overrides import Knob, bounds
 from kvctl.core.sentence import state_means
 from kvctl.core.supply import GateConfig
-from kvctl.engines.vllm import VLLM
+from kvctl.engines.base import Engine
+from kvctl.engines.detect import engine_of
 from kvctl.gpu.base import GpuSource
 from kvctl.gpu.sources import make_source
 from kvctl.metrics import CONTENT_TYPE, Metrics, SourceView
@@ -47,6 +48,7 @@ from kvctl.proxy.seams import ProxyConfig
 from kvctl.proxy.server import Proxy
 from kvctl.proxy_metrics import ProxyReports
 from kvctl.settings import Settings
+from kvctl.settings.surroundings import warnings
 from kvctl.systemd_notify import Notifier
 from kvctl.tokens.chain import ChainCounter
 from kvctl.tokens.engine import http_ask
@@ -68,8 +70,8 @@ class Daemon:
         self._notify = Notifier()
         self._told_at = float("-inf")
         self._sentence = "starting"
-        self.keeper = Gatekeeper(Gate(_gate_config(settings)), self._clock, [tell])
-        self._engine = VLLM()
+        self._engine = engine_of(settings.engine)
+        self.keeper = Gatekeeper(Gate(_gate_config(settings, self._engine)), self._clock, [tell])
         self.desk = Desk(
             limits=bounds(settings.margin_min, settings.margin_max),
             ttl_max_s=settings.override_ttl_max,
@@ -99,7 +101,7 @@ class Daemon:
             engine=self._engine,
             reader=Reader(counter, self._engine, context=lambda: self.keeper.gate.context_tokens),
             config=_proxy_config(settings),
-            metrics=ProxyReports(self._metrics),
+            metrics=ProxyReports(self._metrics, access_log=settings.access_log),
             ready=self.readiness,
         )
 
@@ -184,7 +186,9 @@ class Daemon:
         """Everything is up inside, and closed in reverse order behind. Raises ListenError."""
         settings = self._settings
         async with AsyncExitStack() as stack:
-            listener = stack.enter_context(OwnedSocket(settings.admin_socket))
+            admin = self._admin_server()
+            if admin is not None:
+                stack.push_async_callback(admin.close)
             public = PublicServer(PublicApi(self), settings.admin_listen)
             stack.push_async_callback(public.close)
             await asyncio.to_thread(self.desk.open)
@@ -194,9 +198,8 @@ class Daemon:
                     part.start()
                     stack.push_async_callback(part.close)
             await public.start()
-            admin = AdminServer(AdminApi(self, self.desk), listener)
-            stack.push_async_callback(admin.close)
-            await admin.start()
+            if admin is not None:
+                await admin.start()
             stack.push_async_callback(self.proxy.close)
             await self._listen()
             self._notify.ready(self._sentence)
@@ -209,6 +212,18 @@ class Daemon:
             )
             yield
             await self._stop()
+
+    def _admin_server(self) -> AdminServer | None:
+        """The admin socket; a place where none can be made is told, and serving goes on without it."""
+        try:
+            listener = OwnedSocket(self._settings.admin_socket)
+        except BusyError:
+            raise
+        except ListenError as error:
+            sentence = f"{error}: kvctl serves, but no command can reach it; set admin_socket"
+            logs.event(log, logging.WARNING, "no_admin_socket", sentence)
+            return None
+        return AdminServer(AdminApi(self, self.desk), listener)
 
     async def _listen(self) -> None:
         try:
@@ -267,6 +282,8 @@ async def _counter(settings: Settings) -> AsyncIterator[ChainCounter]:
 def run(settings: Settings) -> None:
     """Serve in the foreground until SIGTERM or SIGINT. A second signal cuts the drain short."""
     handler = logs.start(settings.log_level, settings.log_format)
+    for sentence in warnings(settings):
+        logs.event(log, logging.WARNING, "settings", sentence)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_run_until_signal(settings))
@@ -277,6 +294,8 @@ def run(settings: Settings) -> None:
 async def _run_until_signal(settings: Settings) -> None:
     stop = asyncio.Event()
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    hangup = "SIGHUP is ignored: settings are read at the start; for the margin use kvctl set"
+    loop.add_signal_handler(signal.SIGHUP, lambda: logs.event(log, logging.WARNING, "sighup", hangup))
 
     def signalled() -> None:
         if stop.is_set() and task is not None:
@@ -291,7 +310,7 @@ async def _run_until_signal(settings: Settings) -> None:
         logs.event(log, logging.WARNING, "cut", "a second signal cut the drain short")
 
 
-def _gate_config(settings: Settings) -> GateConfig:
+def _gate_config(settings: Settings, engine: Engine) -> GateConfig:
     late = 2 * settings.scrape_interval + settings.scrape_timeout
     return GateConfig(
         margin_ratio=settings.margin,
@@ -300,7 +319,7 @@ def _gate_config(settings: Settings) -> GateConfig:
         capacity_tokens=settings.capacity_tokens,
         capacity_force=settings.capacity_force,
         max_context=settings.max_context,
-        clamps_output=VLLM.clamps_output,
+        clamps_output=engine.clamps_output,
         gpu_guard_bytes=settings.gpu_guard,
         poll_interval_s=settings.scrape_interval,
         retry_after_max_s=settings.retry_after_max,

@@ -1,9 +1,14 @@
 """The data plane's reports, translated into metrics: beside the daemon, since it knows both sides."""
 
+import logging
+
+from kvctl import logs
 from kvctl.core.outcomes import DECISION_OF, EndReason
 from kvctl.metrics import Metrics
 from kvctl.proxy.seams import ProxyFault, Served
 from kvctl.tokens.base import CountMethod
+
+access = logging.getLogger(logs.ACCESS)
 
 _UPSTREAM_ERRORS = {
     ProxyFault.CONNECT_FAILED: "connect",
@@ -16,12 +21,15 @@ _COMPLETE = frozenset({EndReason.FINISHED, EndReason.CAPPED})
 class ProxyReports:
     """A ``ProxyMetrics`` that counts into ``Metrics``."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, *, access_log: bool = False) -> None:
         self._metrics = metrics
+        self._access_log = access_log
 
     def served(self, record: Served) -> None:
         """A request is over."""
         self._metrics.request(record.route, _outcome(record))
+        if self._access_log:
+            _log_access(record)
         if record.end is EndReason.ENGINE_REFUSED:
             self._metrics.upstream_error("status")
         if record.end is EndReason.CLIENT_GONE or record.status == 0:
@@ -46,6 +54,22 @@ class ProxyReports:
         self._metrics.first_token(first_s)
         if record.stream and record.output_tokens is not None and record.output_tokens > 1:
             self._metrics.next_token((record.seconds - first_s) / (record.output_tokens - 1))
+
+
+def _log_access(record: Served) -> None:
+    logs.event(
+        access,
+        logging.INFO,
+        "request",
+        f"{record.method} {record.route} {record.status}",
+        id=record.request_id,
+        outcome=_outcome(record),
+        seconds=record.seconds,
+        first_byte_s=record.first_byte_s,
+        prompt_tokens=record.prompt_tokens,
+        output_tokens=record.output_tokens,
+        reason=record.reject,
+    )
 
 
 def _outcome(record: Served) -> str:

@@ -1,0 +1,224 @@
+"""The overrides' office: takes changes, puts them in force, has them kept, and writes down who made them.
+
+A change is in force before it is on the disk: on-call can act while the disk is full, and is told that the
+change would not outlive a restart. What was refused is written down too.
+"""
+
+import contextlib
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvctl import logs
+from kvctl.admin import documents
+from kvctl.admin.keeper import Keeper, entry
+from kvctl.admin.peers import DAEMON, Actor
+from kvctl.core.overrides import (
+    Bounds,
+    Knob,
+    Override,
+    OverrideError,
+    Overrides,
+    Refusal,
+    StateError,
+    Value,
+)
+from kvctl.settings import SPECS
+
+log = logs.get("admin")
+Values = Mapping[Knob, Value]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A change that was made. ``kept`` False: it is in force, but would not outlive a restart."""
+
+    knob: Knob
+    old: Value
+    new: Value
+    revision: int
+    kept: bool
+    left_s: float | None  # None: the knob is back at its setting
+
+
+class Desk:
+    """The owner of the overrides: ``open`` before serving, ``expire`` on every tick, ``close`` at the end."""
+
+    def __init__(
+        self,
+        *,
+        limits: Bounds,
+        ttl_max_s: float,
+        defaults: Values,
+        state_dir: Path,
+        clock: Callable[[], float],
+        wall: Callable[[], float],
+        apply: Callable[[Values], None],
+    ) -> None:
+        """``defaults`` are the knobs' settings; ``apply`` gets all values whenever one may have moved.
+
+        ``clock`` is monotonic seconds, ``wall`` seconds since the epoch.
+        """
+        self._held = Overrides(limits, ttl_max_s)
+        self._defaults = dict(defaults)
+        self._keeper = Keeper(state_dir)
+        self._clock = clock
+        self._wall = wall
+        self._apply = apply
+
+    @property
+    def revision(self) -> int:
+        """Raised by every change of what is in force."""
+        return self._held.revision
+
+    def values(self) -> dict[Knob, Value]:
+        """What every knob has now."""
+        return self._defaults | {knob: each.value for knob, each in self.active().items()}
+
+    def active(self) -> dict[Knob, Override]:
+        """The overrides in force."""
+        return self._held.active(self._clock())
+
+    def document(self) -> dict[str, Any]:
+        """The overrides as the API shows them."""
+        return documents.overrides(self._held, self._clock()) | {"kept": not self._keeper.fault}
+
+    # --- start and end ------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Go on from what the last process left. Blocks."""
+        try:
+            state = self._keeper.state.read()
+            dropped = [] if state is None else self._held.restore(state, self._clock(), self._wall())
+        except OSError as error:
+            logs.event(
+                log, logging.WARNING, "state_unreadable", f"{self._keeper.state.path}: {error.strerror}"
+            )
+        except ValueError as error:
+            self._refuse_state(error)
+        else:
+            for each in dropped:
+                sentence = f"The override of {each.knob} did not survive the restart: {each.why}"
+                logs.event(log, logging.WARNING, "override_dropped", sentence, knob=each.knob)
+                line = entry(DAEMON, "restore", knob=each.knob, revision=self.revision, result=each.why)
+                self._keeper.submit(line, self._held.to_state())
+            self._tell_restored()
+        self._apply(self.values())
+
+    def _refuse_state(self, error: ValueError) -> None:
+        why = str(error) if isinstance(error, StateError) else f"is not JSON ({error})"
+        aside = "where it was"
+        with contextlib.suppress(OSError):
+            aside = f"as {self._keeper.state.set_aside()}"
+        logs.event(log, logging.WARNING, "state_refused", f"{self._keeper.state.path}: {why}; kept {aside}")
+
+    def _tell_restored(self) -> None:
+        for knob, each in self.active().items():
+            shown, left = show(knob, each.value), each.left_s(self._clock())
+            sentence = f"{knob} stays at {shown} for {left:.0f} s more, as {each.actor} set it: {each.reason}"
+            logs.event(log, logging.INFO, "override_restored", sentence, knob=knob, value=each.value)
+
+    async def close(self) -> None:
+        """Wait for what is still to be written."""
+        await self._keeper.close()
+
+    # --- changes ------------------------------------------------------------------------------------
+
+    async def set(
+        self, actor: Actor, knob: str, value: object, *, ttl_s: object, reason: object, if_match: int | None
+    ) -> Change:
+        """Override a knob; ``value`` may be text as in the settings ("12%"). Raises OverrideError."""
+        old = self._value(knob)
+        line = entry(actor, "set", knob=knob, old=old, new=value, ttl=ttl_s, reason=reason)
+        made = self._attempt(
+            line,
+            lambda: self._held.set(
+                knob,
+                _parsed(knob, value),
+                ttl_s=ttl_s,
+                reason=reason,
+                actor=actor.user,
+                now_mono=self._clock(),
+                now_wall=self._wall(),
+                if_match=if_match,
+            ),
+        )
+        return await self._made(line | {"new": made.value}, made.knob, old, made)
+
+    async def unset(self, actor: Actor, knob: str, *, if_match: int | None) -> Change:
+        """Give a knob its setting back. Raises OverrideError, also where it was not overridden."""
+        old = self._value(knob)
+        line = entry(actor, "unset", knob=knob, old=old, new=self._default(knob))
+        ended = self._attempt(line, lambda: self._held.unset(knob, self._clock(), if_match))
+        return await self._made(line, ended.knob, old, None)
+
+    def expire(self) -> list[Override]:
+        """End what has run out; returns it. Cheap where nothing has."""
+        ended = self._held.expire(self._clock())
+        for each in ended:
+            new = self._defaults[each.knob]
+            moved = f"{show(each.knob, each.value)} to {show(each.knob, new)}"
+            sentence = f"The override of {each.knob} ran out: {moved}"
+            logs.event(
+                log, logging.INFO, "override_expired", sentence, knob=each.knob, revision=self.revision
+            )
+            line = entry(DAEMON, "expire", knob=each.knob, old=each.value, new=new, reason=each.reason)
+            self._keeper.submit(line | {"revision": self.revision, "result": "ok"}, self._held.to_state())
+        if ended:
+            self._apply(self.values())
+        return ended
+
+    async def note(self, actor: Actor, verb: str) -> bool:
+        """Write down a change of another kind (drain, undrain); returns whether that is on the disk."""
+        return await self._keeper.keep(entry(actor, verb, revision=self.revision, result="ok"))
+
+    def _value(self, knob: str) -> Value | None:
+        known = _known(knob)
+        return None if known is None else self.values()[known]
+
+    def _default(self, knob: str) -> Value | None:
+        known = _known(knob)
+        return None if known is None else self._defaults[known]
+
+    def _attempt(self, line: Mapping[str, Any], act: Callable[[], Override]) -> Override:
+        try:
+            return act()
+        except OverrideError as error:
+            self._keeper.submit({**line, "revision": self.revision, "result": error.refusal.value})
+            raise
+
+    async def _made(
+        self, line: Mapping[str, Any], knob: Knob, old: Value | None, made: Override | None
+    ) -> Change:
+        """Put a change in force, tell of it, keep it."""
+        new, revision = self.values()[knob], self.revision
+        before = new if old is None else old
+        self._apply(self.values())
+        sentence = f"{line['user']} {line['verb']} {knob}: {show(knob, before)} to {show(knob, new)}"
+        word = f"override_{line['verb']}"
+        logs.event(log, logging.INFO, word, sentence, knob=knob, revision=revision, reason=line.get("reason"))
+        kept = await self._keeper.keep({**line, "revision": revision, "result": "ok"}, self._held.to_state())
+        left = None if made is None else made.ttl_s
+        return Change(knob=knob, old=before, new=new, revision=revision, kept=kept, left_s=left)
+
+
+def show(knob: Knob, value: Value) -> str:
+    """A knob's value as an operator would write it."""
+    shown: str = SPECS[knob].kind.show(value)
+    return shown
+
+
+def _known(knob: str) -> Knob | None:
+    return Knob(knob) if knob in set(Knob) else None
+
+
+def _parsed(knob: str, value: object) -> object:
+    known = _known(knob)
+    if known is None or not isinstance(value, str):
+        return value
+    try:
+        return SPECS[known].kind.parse(value)
+    except ValueError as error:
+        raise OverrideError(Refusal.BAD_VALUE, f"{knob} = {value!r} {error}") from None

@@ -1,0 +1,114 @@
+"""The JSON documents of the admin API. Their keys are described in docs/admin-api.md and stay.
+
+Law 3: unknown is not zero. What is not known is null, as is a number that JSON has no word for.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from enum import Enum
+from typing import Any
+
+from kvctl import __version__
+from kvctl.admin.port import DaemonStatus
+from kvctl.core.overrides import Override, Overrides
+from kvctl.core.status import GateStatus
+from kvctl.core.telemetry import GpuSample
+from kvctl.settings import Settings
+from kvctl.settings.document import as_document
+
+Document = dict[str, Any]
+
+
+def plain(value: object) -> Any:
+    """JSON values of anything frozen: dataclasses, mappings, enums, tuples."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Enum):
+        return value.value
+    if value is None or isinstance(value, str | int):
+        return value
+    if dataclasses.is_dataclass(value):
+        return {each.name: plain(getattr(value, each.name)) for each in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(plain(key)): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | AbstractSet):
+        return [plain(item) for item in value]
+    raise TypeError(f"no JSON form of {type(value).__name__}")
+
+
+def status(daemon: DaemonStatus, overrides: Document) -> Document:
+    """Everything on one page."""
+    return {
+        "version": __version__,
+        "mode": mode(daemon),
+        "sentence": daemon.sentence,
+        "uptime_s": round(daemon.now - daemon.started_at, 3),
+        "engines": {name: engine(gate) for name, gate in daemon.engines.items()},
+        "gpus": [gpu(sample, daemon.now) for sample in daemon.gpus],
+        "gpu_fault": plain(daemon.gpu_fault),
+        "overrides": overrides,
+    }
+
+
+def mode(daemon: DaemonStatus) -> str:
+    """Whether on-call lets traffic in: the word of the metric ``kvctl_mode``."""
+    return "draining" if daemon.draining else "active"
+
+
+def engine(gate: GateStatus) -> Document:
+    """One engine's gate; ``at`` is this process's own clock and says nothing outside."""
+    shown: Document = plain(gate)
+    del shown["at"]
+    return shown | {"headroom_tokens": gate.headroom_tokens}
+
+
+def gpu(sample: GpuSample, now: float) -> Document:
+    """One card, with the age of its reading."""
+    shown: Document = plain(sample)
+    del shown["at"]
+    return shown | {"age_s": round(now - sample.at, 3)}
+
+
+_BUDGET_KEYS = (
+    "policy",
+    "capacity_tokens",
+    "capacity_known",
+    "margin_ratio",
+    "pressure",
+    "budget_tokens",
+    "budget_reason",
+    "forecast_peak_tokens",
+    "headroom_tokens",
+    "held_tokens",
+    "claimed_tokens",
+    "unattributed_tokens",
+    "leases",
+)
+
+
+def budget(daemon: DaemonStatus) -> Document:
+    """How each engine's budget comes about, from capacity to headroom."""
+    engines = {name: engine(gate) for name, gate in daemon.engines.items()}
+    return {"engines": {name: {key: shown[key] for key in _BUDGET_KEYS} for name, shown in engines.items()}}
+
+
+def config(settings: Settings) -> Document:
+    """Every setting: its value in base units, as an operator would write it, and where it came from."""
+    return as_document(settings)
+
+
+def overrides(held: Overrides, now_mono: float) -> Document:
+    """The overrides in force and the revision to name in If-Match."""
+    return {
+        "revision": held.revision,
+        "active": {knob.value: override(each, now_mono) for knob, each in held.active(now_mono).items()},
+    }
+
+
+def override(each: Override, now_mono: float) -> Document:
+    """One override, with the time that it has left."""
+    shown: Document = plain(each)
+    del shown["expires_mono"]
+    return shown | {"left_s": round(each.left_s(now_mono), 3)}

@@ -1,0 +1,73 @@
+"""Writes state and audit in a thread of its own, in the order of the changes.
+
+Law 6: nothing slow on the loop. Law 8: a disk that takes nothing is a state with one line when it begins and
+one when it ends; changes stay in force meanwhile.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from kvctl import logs
+from kvctl.admin.files import Audit, StateFile
+from kvctl.admin.peers import Actor
+
+log = logs.get("admin")
+DEADLINE_S = 5.0
+
+
+def entry(actor: Actor, verb: str, **what: object) -> dict[str, Any]:
+    """One line of the audit log, without its time."""
+    who = {"uid": actor.uid, "user": actor.user, "gid": actor.gid, "pid": actor.pid, "verb": verb}
+    return who | {key: logs.plain(value) for key, value in what.items()}
+
+
+class Keeper:
+    """The state directory."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self.state = StateFile(state_dir / "overrides.json")
+        self.audit = Audit(state_dir / "audit.jsonl")
+        self._thread = ThreadPoolExecutor(1, "kvctl-state")
+        self._fault = ""
+
+    @property
+    def fault(self) -> str:
+        """Why the last write failed; empty: it did not."""
+        return self._fault
+
+    def submit(self, line: Mapping[str, Any], state: object = None) -> "Future[bool]":
+        """Write an audit line, and the state where one is given; the result: whether both are on the disk."""
+        return self._thread.submit(self._write, line, state)
+
+    async def keep(self, line: Mapping[str, Any], state: object = None) -> bool:
+        """``submit``, waited for, but not for longer than ``DEADLINE_S``."""
+        written = asyncio.wrap_future(self.submit(line, state))
+        done, _ = await asyncio.wait([written], timeout=DEADLINE_S)
+        return bool(done) and written.result()
+
+    async def close(self) -> None:
+        """Wait for what is still to be written."""
+        await asyncio.to_thread(self._thread.shutdown, wait=True)
+
+    def _write(self, line: Mapping[str, Any], state: object) -> bool:
+        try:
+            if state is not None:
+                self.state.write(state)
+            self.audit.append(line)
+        except OSError as error:
+            self._note(f"{error.strerror or error} ({error.filename or self.state.path.parent})")
+            return False
+        self._note("")
+        return True
+
+    def _note(self, fault: str) -> None:
+        if fault and not self._fault:
+            sentence = f"Overrides and audit cannot be written, and would not outlive a restart: {fault}"
+            logs.event(log, logging.WARNING, "state_unwritable", sentence)
+        elif self._fault and not fault:
+            logs.event(log, logging.INFO, "state_writable", "Overrides and audit are written again")
+        self._fault = fault

@@ -1,0 +1,232 @@
+"""The admin API on its unix socket, and the metrics port.
+
+GET changes nothing, and over TCP nothing changes anything. Who may connect to the socket (mode 0660) may use
+all of it; the kernel says who that was.
+"""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NoReturn
+
+from aiohttp import web
+
+from kvctl.admin import documents
+from kvctl.admin.desk import Change, Desk
+from kvctl.admin.listeners import OwnedSocket, tcp_socket
+from kvctl.admin.peers import Actor, credentials, user_name
+from kvctl.admin.port import AdminPort, PublicPort
+from kvctl.core.overrides import DEFAULT_TTL_S, OverrideError, Refusal
+from kvctl.settings import Address
+
+BODY_MAX = 64 * 2**10
+NAME_DEADLINE_S = 2.0
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+_STATUS = {Refusal.UNKNOWN_KNOB: 404, Refusal.NOT_SET: 404, Refusal.STALE_REVISION: 412}
+_BODY_KEYS = frozenset({"value", "ttl_s", "reason"})
+
+
+class ApiError(Exception):
+    """An answer that is no success: status, a word of a closed set, and a sentence."""
+
+    def __init__(self, status: int, word: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.word = word
+
+
+@web.middleware
+async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Every error as the same JSON object."""
+    try:
+        return await handler(request)
+    except OverrideError as error:
+        return _error(_STATUS.get(error.refusal, 422), error.refusal.value, str(error))
+    except ApiError as error:
+        return _error(error.status, error.word, str(error))
+    except web.HTTPMethodNotAllowed as error:
+        allowed = ", ".join(sorted(error.allowed_methods))
+        return _error(405, "method_not_allowed", f"{request.path} knows {allowed}", {"Allow": allowed})
+    except web.HTTPException as error:
+        return _error(error.status, error.reason.lower().replace(" ", "_"), f"{request.path}: {error.reason}")
+
+
+def _error(status: int, word: str, message: str, headers: Mapping[str, str] | None = None) -> web.Response:
+    return web.json_response({"error": {"code": word, "message": message}}, status=status, headers=headers)
+
+
+class AdminApi:
+    """The handlers of the unix socket."""
+
+    def __init__(self, port: AdminPort, desk: Desk) -> None:
+        self._port = port
+        self._desk = desk
+        self._names = ThreadPoolExecutor(1, "kvctl-names")
+
+    def close(self) -> None:
+        """Let the thread go."""
+        self._names.shutdown(wait=False)
+
+    def application(self) -> web.Application:
+        """All routes."""
+        app = web.Application(middlewares=[_errors], client_max_size=BODY_MAX)
+        app.router.add_get("/v1/status", self._status)
+        app.router.add_get("/v1/budget", self._budget)
+        app.router.add_get("/v1/config", self._config)
+        app.router.add_get("/v1/overrides", self._overrides)
+        app.router.add_put("/v1/overrides/{knob}", self._set)
+        app.router.add_delete("/v1/overrides/{knob}", self._unset)
+        app.router.add_post("/v1/drain", self._drain)
+        app.router.add_post("/v1/undrain", self._undrain)
+        return app
+
+    async def _status(self, _: web.Request) -> web.Response:
+        return web.json_response(documents.status(self._port.status(), self._desk.document()))
+
+    async def _budget(self, _: web.Request) -> web.Response:
+        return web.json_response(documents.budget(self._port.status()))
+
+    async def _config(self, _: web.Request) -> web.Response:
+        return web.json_response(documents.config(self._port.settings()))
+
+    async def _overrides(self, _: web.Request) -> web.Response:
+        return self._with_revision(self._desk.document())
+
+    async def _set(self, request: web.Request) -> web.Response:
+        body, if_match, who = await _body(request), _if_match(request), await self._actor(request)
+        change = await self._desk.set(
+            who,
+            request.match_info["knob"],
+            body["value"],
+            ttl_s=body.get("ttl_s", DEFAULT_TTL_S),
+            reason=body.get("reason"),
+            if_match=if_match,
+        )
+        return self._changed(change)
+
+    async def _unset(self, request: web.Request) -> web.Response:
+        if_match, who = _if_match(request), await self._actor(request)
+        return self._changed(await self._desk.unset(who, request.match_info["knob"], if_match=if_match))
+
+    async def _drain(self, request: web.Request) -> web.Response:
+        return await self._traffic(request, draining=True)
+
+    async def _undrain(self, request: web.Request) -> web.Response:
+        return await self._traffic(request, draining=False)
+
+    async def _traffic(self, request: web.Request, *, draining: bool) -> web.Response:
+        who = await self._actor(request)
+        self._port.drain(draining=draining)
+        kept = await self._desk.note(who, "drain" if draining else "undrain")
+        return web.json_response({"mode": documents.mode(self._port.status()), "kept": kept})
+
+    async def _actor(self, request: web.Request) -> Actor:
+        """Who asks. The name may come from a directory service, which is not waited for for long."""
+        if request.transport is None:
+            raise ApiError(400, "gone", "the caller is gone")
+        pid, uid, gid = credentials(request.transport)
+        looking = asyncio.get_running_loop().run_in_executor(self._names, user_name, uid)
+        done, _ = await asyncio.wait([looking], timeout=NAME_DEADLINE_S)
+        return Actor(uid=uid, gid=gid, pid=pid, user=looking.result() if done else str(uid))
+
+    def _changed(self, change: Change) -> web.Response:
+        return self._with_revision(documents.plain(change))
+
+    def _with_revision(self, document: documents.Document) -> web.Response:
+        return web.json_response(document, headers={"ETag": f'"{document["revision"]}"'})
+
+
+def _if_match(request: web.Request) -> int | None:
+    given = request.headers.get("If-Match", "*").strip()
+    if given == "*":
+        return None
+    try:
+        return int(given.removeprefix('"').removesuffix('"'))
+    except ValueError:
+        raise ApiError(400, "bad_request", f"If-Match is {given!r}, not a revision") from None
+
+
+async def _body(request: web.Request) -> Mapping[str, Any]:
+    try:
+        body = json.loads(await request.read(), parse_constant=_no_constant)
+    except ValueError as error:  # UnicodeDecodeError and RecursionError's kin included
+        raise ApiError(400, "bad_request", f"the body is not JSON: {error}") from None
+    except RecursionError:
+        raise ApiError(400, "bad_request", "the body is nested too deeply") from None
+    if not isinstance(body, dict) or "value" not in body:
+        raise ApiError(422, "bad_request", "the body is an object with value, reason and ttl_s")
+    if unknown := sorted(body.keys() - _BODY_KEYS):
+        raise ApiError(422, "bad_request", f"the body has {unknown[0]!r}; it knows value, reason and ttl_s")
+    return body
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number")
+
+
+class PublicApi:
+    """The handlers of the TCP port: read only."""
+
+    def __init__(self, port: PublicPort) -> None:
+        self._port = port
+
+    def application(self) -> web.Application:
+        """All routes."""
+        app = web.Application(middlewares=[_errors], client_max_size=BODY_MAX)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/healthz", self._health)
+        app.router.add_get("/readyz", self._ready)
+        return app
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        page, content_type = self._port.metrics()
+        return web.Response(body=page, headers={"Content-Type": content_type})
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def _ready(self, _: web.Request) -> web.Response:
+        ready, sentence = self._port.readiness()
+        return web.Response(text=f"{sentence}\n", status=200 if ready else 503)
+
+
+class AdminServer:
+    """The unix socket in service."""
+
+    def __init__(self, api: AdminApi, listener: OwnedSocket) -> None:
+        self._api = api
+        self._runner = web.AppRunner(api.application(), access_log=None, shutdown_timeout=1)
+        self._listener = listener
+
+    async def start(self) -> None:
+        """Serve from now on."""
+        await self._runner.setup()
+        await web.SockSite(self._runner, self._listener.socket).start()
+
+    async def close(self) -> None:
+        """Stop serving and give the path away."""
+        await self._runner.cleanup()
+        self._listener.close()
+        self._api.close()
+
+
+class PublicServer:
+    """The metrics port in service."""
+
+    def __init__(self, api: PublicApi, address: Address) -> None:
+        """Raises ListenError."""
+        self._runner = web.AppRunner(api.application(), access_log=None, shutdown_timeout=1)
+        self._socket = tcp_socket("admin_listen", address)
+        self.port: int = self._socket.getsockname()[1]
+
+    async def start(self) -> None:
+        """Serve from now on."""
+        await self._runner.setup()
+        await web.SockSite(self._runner, self._socket).start()
+
+    async def close(self) -> None:
+        """Stop serving."""
+        await self._runner.cleanup()
+        self._socket.close()

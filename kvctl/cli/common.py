@@ -1,0 +1,143 @@
+"""What the verbs share: options, the client, exit codes, tables."""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from kvctl.admin.client import (
+    AdminClient,
+    ClientError,
+    DeniedError,
+    RefusedError,
+    TimedOutError,
+    UnreachableError,
+)
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+FAILED, UNREACHABLE, REFUSED, DENIED, TIMED_OUT = 1, 3, 4, 5, 6
+_EXIT: Mapping[type[ClientError], int] = {
+    UnreachableError: UNREACHABLE,
+    RefusedError: REFUSED,
+    DeniedError: DENIED,
+    TimedOutError: TIMED_OUT,
+}
+SOCKET_VARIABLE = "KVCTL_ADMIN_SOCKET"
+
+
+class CommandError(click.ClickException):
+    """Ends the command with a text and one of the exit codes."""
+
+    def __init__(self, message: str, exit_code: int = FAILED) -> None:
+        super().__init__(message)
+        setattr(self, "exit_code", exit_code)  # noqa: B010 - click declares it on the class
+
+    def show(self, file: Any = None) -> None:
+        """On standard error, line by line, as other tools do."""
+        for line in self.message.splitlines():
+            click.echo(f"kvctl: {line}", file=file or sys.stderr)
+
+
+output_option = click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["table", "json"]),
+    default="table",
+    show_default=True,
+    help="Form of the output.",
+)
+config_option = click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    help="Settings file. [KVCTL_CONFIG, else /etc/kvctl/kvctl.toml where there is one]",
+)
+_socket_option = click.option(
+    "--socket",
+    type=click.Path(path_type=Path),
+    help=f"The daemon's admin socket. [{SOCKET_VARIABLE}, else admin_socket of the settings file]",
+)
+_timeout_option = click.option(
+    "--timeout",
+    type=click.FloatRange(0.1, 3600),
+    default=10.0,
+    show_default=True,
+    help="Seconds to wait for the daemon.",
+)
+
+
+def talks_to_daemon(command: F) -> F:
+    """The options of a verb that calls the daemon: --socket and --timeout."""
+    return _socket_option(_timeout_option(command))
+
+
+@contextmanager
+def daemon(socket: Path | None, timeout: float) -> Iterator[AdminClient]:
+    """The daemon's API; errors end the command with their exit code."""
+    try:
+        yield AdminClient(socket or _usual_socket(), timeout)
+    except ClientError as error:
+        raise CommandError(str(error), _EXIT.get(type(error), FAILED)) from None
+
+
+def _usual_socket() -> Path:
+    """As the daemon would find it: environment, file, default."""
+    if given := os.environ.get(SOCKET_VARIABLE):
+        return Path(given)
+    from kvctl.settings import socket_of  # noqa: PLC0415 - most calls need none of it
+
+    return socket_of(os.environ)
+
+
+def emit(document: object) -> None:
+    """A document as JSON on standard output."""
+    click.echo(json.dumps(document, indent=2, ensure_ascii=False))
+
+
+def paint(text: str, **style: Any) -> str:
+    """Coloured text, where there is a terminal and nobody set NO_COLOR."""
+    return click.style(text, **style) if sys.stdout.isatty() and not os.environ.get("NO_COLOR") else text
+
+
+def table(rows: Sequence[Mapping[str, str]]) -> str:
+    """Rows with the same keys as columns under their names; numbers stand right."""
+    if not rows:
+        return ""
+    names = list(rows[0])
+    widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in names}
+    right = {name for name in names if all(_is_number(row[name]) for row in rows)}
+
+    def line(cells: Mapping[str, str]) -> str:
+        places = (cells[n].rjust(widths[n]) if n in right else cells[n].ljust(widths[n]) for n in names)
+        return "  ".join(places).rstrip()
+
+    return "\n".join([line({name: name for name in names}), *map(line, rows)])
+
+
+def _is_number(text: str) -> bool:
+    return text in ("?", "-") or text[:1].isdigit() or (text[:1] == "-" and text[1:2].isdigit())
+
+
+def count(value: float | None) -> str:
+    """KV tokens and the like, with thousands apart; what is not known is a question mark."""
+    return "?" if value is None else f"{round(value):,}"
+
+
+def percent(value: float | None) -> str:
+    """A share of one."""
+    return "?" if value is None else f"{value * 100:.4g}%"
+
+
+def span(seconds: float) -> str:
+    """A time in two units at most."""
+    whole = round(seconds)
+    for unit, size, next_unit, next_size in (("h", 3600, "min", 60), ("min", 60, "s", 1)):
+        if whole >= size:
+            rest = whole % size // next_size
+            return f"{whole // size} {unit}" + (f" {rest} {next_unit}" if rest else "")
+    return f"{whole} s"

@@ -1,0 +1,84 @@
+"""``kvctl check-config``, ``show-config`` and ``version``: settings without a daemon."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kvctl import __version__
+from kvctl.cli.common import (
+    FAILED,
+    CommandError,
+    config_option,
+    daemon,
+    emit,
+    output_option,
+    table,
+    talks_to_daemon,
+)
+
+
+@click.command()
+def version() -> None:
+    """The version of this command."""
+    click.echo(f"kvctl {__version__}")
+
+
+@click.command("check-config")
+@config_option
+@output_option
+def check_config(config: Path | None, output: str) -> None:
+    """Judge file, environment and credentials as a start would, and what of them this machine lacks."""
+    from kvctl.settings import SettingsError, load  # noqa: PLC0415 - version needs none of it
+    from kvctl.settings.surroundings import warnings  # noqa: PLC0415
+
+    try:
+        settings = load(config, os.environ)
+    except SettingsError as error:
+        if output != "json":
+            raise CommandError(str(error)) from None
+        emit({"ok": False, "problems": [str(problem) for problem in error.problems], "warnings": []})
+        raise SystemExit(FAILED) from None
+    found = warnings(settings)
+    if output == "json":
+        emit({"ok": True, "problems": [], "warnings": found})
+    else:
+        click.echo("\n".join([*(f"warning: {each}" for each in found), "the settings are good"]))
+
+
+@click.command("show-config")
+@config_option
+@click.option("--live", is_flag=True, help="The running daemon's, not those that a start would find.")
+@output_option
+@talks_to_daemon
+def show_config(*, config: Path | None, live: bool, output: str, socket: Path | None, timeout: float) -> None:
+    """The settings, and where each came from."""
+    if live:
+        with daemon(socket, timeout) as client:
+            document = client.get("/v1/config")
+    else:
+        document = _local(config)
+    if output == "json":
+        emit(document)
+    else:
+        click.echo(table([_row(key, each) for key, each in document["settings"].items()]))
+
+
+def _local(config: Path | None) -> dict[str, Any]:
+    from kvctl.settings import SettingsError, load  # noqa: PLC0415
+    from kvctl.settings.document import as_document  # noqa: PLC0415
+
+    try:
+        return as_document(load(config, os.environ))
+    except SettingsError as error:
+        raise CommandError(str(error)) from None
+
+
+def _row(key: str, each: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        "SETTING": key,
+        "VALUE": each["text"] or '""',
+        "ORIGIN": f"{each['origin']} {each['where']}".rstrip(),
+    }

@@ -1,0 +1,62 @@
+"""``kvctl``: finds the verb and imports its module, and no other, so that every command starts at once."""
+
+from collections.abc import Mapping
+from importlib import import_module
+from types import MappingProxyType
+
+import click
+
+from kvctl import __version__
+
+# verb: (module, attribute, what it does)
+VERBS: Mapping[str, tuple[str, str, str]] = MappingProxyType(
+    {
+        "serve": ("kvctl.cli.serve", "serve", "Run the daemon."),
+        "demo": ("kvctl.cli.demo", "demo", "Everything at once, without GPU or engine."),
+        "status": ("kvctl.cli.status", "status", "What the daemon does and why."),
+        "set": ("kvctl.cli.knobs", "set_knob", "Override a knob for a while."),
+        "unset": ("kvctl.cli.knobs", "unset_knob", "End an override."),
+        "overrides": ("kvctl.cli.knobs", "list_overrides", "The overrides in force."),
+        "drain": ("kvctl.cli.traffic", "drain", "Admit nothing new; what runs goes on."),
+        "undrain": ("kvctl.cli.traffic", "undrain", "Admit again."),
+        "check-config": ("kvctl.cli.configuration", "check_config", "Judge the settings without starting."),
+        "show-config": ("kvctl.cli.configuration", "show_config", "The settings, and where each came from."),
+        "version": ("kvctl.cli.configuration", "version", "The version of this command."),
+    }
+)
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are called, not when they are listed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """The verbs, as listed above."""
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """The verb's command."""
+        if cmd_name not in VERBS:
+            return None
+        module, attribute, _ = VERBS[cmd_name]
+        command: click.Command = getattr(import_module(module), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """The list of --help, without an import."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(verb, text) for verb, (_, _, text) in VERBS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, message="kvctl %(version)s")
+def cli() -> None:
+    """Admission control by KV tokens in flight, in front of a self-hosted LLM engine.
+
+    Exit status: 0 ok, 1 failed, 2 usage, 3 daemon unreachable, 4 refused by bounds or a stale revision,
+    5 permission, 6 timed out.
+    """
+
+
+def main() -> None:
+    """The console script."""
+    cli(prog_name="kvctl")

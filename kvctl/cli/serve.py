@@ -1,0 +1,58 @@
+"""``kvctl serve``: the daemon, with a flag for every setting."""
+
+import os
+import resource
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kvctl.cli.common import CommandError, config_option
+from kvctl.settings import SPECS, Settings, SettingsError, load
+
+
+def setting_flags(command: Callable[..., Any]) -> Callable[..., Any]:
+    """A flag for every setting; values are judged by the settings, so that all places take the same forms."""
+    for spec in reversed(list(SPECS.values())):
+        option = click.option(
+            spec.flag, spec.attribute, metavar=spec.kind.name.upper().replace(" ", "_"), help=spec.help
+        )
+        command = option(command)
+    return command
+
+
+@click.command()
+@config_option
+@setting_flags
+def serve(config: Path | None, **flags: str | None) -> None:
+    """Run the daemon in the foreground until SIGTERM or SIGINT.
+
+    One engine needs no file: kvctl serve --engine-url http://127.0.0.1:8000
+    """
+    given = {key: flags[spec.attribute] for key, spec in SPECS.items()}
+    try:
+        settings = load(config, os.environ, given)
+    except SettingsError as error:
+        raise CommandError(str(error)) from None
+    raise_file_limit()
+    _run(settings)
+
+
+def _run(settings: Settings) -> None:
+    # --help and bad settings need none of these
+    from kvctl.admin.listeners import ListenError  # noqa: PLC0415
+    from kvctl.daemon import run  # noqa: PLC0415
+    from kvctl.tokens.files import TokenizerError  # noqa: PLC0415
+
+    try:
+        run(settings)
+    except (ListenError, TokenizerError) as error:
+        raise CommandError(str(error)) from None
+
+
+def raise_file_limit() -> None:
+    """As many descriptors as this process may have: each request holds two sockets."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

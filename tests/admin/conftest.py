@@ -1,0 +1,151 @@
+"""A real admin server on a real unix socket; only the daemon behind it is a stand-in."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvctl.admin.client import AdminClient
+from kvctl.admin.desk import Desk
+from kvctl.admin.listeners import OwnedSocket
+from kvctl.admin.port import DaemonStatus
+from kvctl.admin.server import AdminApi, AdminServer
+from kvctl.core.outcomes import Absence, BudgetReason, EngineState, Policy, Pressure
+from kvctl.core.overrides import Knob, Value, bounds
+from kvctl.core.status import GateStatus, RankStatus
+from kvctl.core.telemetry import GpuSample
+from kvctl.settings import Settings, load
+
+ENGINE = "http://127.0.0.1:8000"
+RANK = RankStatus(
+    rank="0",
+    age_s=0.1,
+    capacity_tokens=48_000,
+    capacity_exact=True,
+    kv_usage_ratio=0.25,
+    running=3,
+    waiting=0,
+    preemptions_total=None,
+    absent={"preemptions_total": Absence.MISSING},
+)
+GATE = GateStatus(
+    at=100.0,
+    state=EngineState.UP,
+    policy=Policy.FORECAST,
+    draining=False,
+    capacity_tokens=48_000,
+    capacity_known=True,
+    budget_tokens=45_600,
+    budget_reason=BudgetReason.STEADY,
+    margin_ratio=0.05,
+    pressure={Pressure.PREEMPTION: 1.0, Pressure.GPU_MEMORY: float("nan")},
+    forecast_peak_tokens=12_000.7,
+    held_tokens=9_000,
+    claimed_tokens=30_000,
+    unattributed_tokens=0,
+    leases=3,
+    context_tokens=None,
+    models=("tiny",),
+    drain_rate_tokens_per_s=None,
+    telemetry_age_s=0.1,
+    ranks=(RANK,),
+    sentence="budget 45,600 of 48,000 KV tokens",
+)
+GPU = GpuSample(uuid="GPU-1", at=99.5, index=0, name="card", absent={"free_bytes": Absence.LOST})
+
+
+Applied = list[dict[Knob, Value]]
+NewDesk = Callable[[Applied], Desk]
+
+
+@dataclass
+class Stand:
+    """The daemon's part of the port."""
+
+    gate: GateStatus = GATE
+    draining: bool = False
+    given: Settings = field(default_factory=lambda: load(None, {"KVCTL_ENGINE_URL": ENGINE}))
+
+    def status(self) -> DaemonStatus:
+        return DaemonStatus(
+            now=100.0,
+            started_at=40.0,
+            sentence=self.gate.sentence,
+            draining=self.draining,
+            engines={ENGINE: replace(self.gate, draining=self.draining)},
+            gpus=(GPU,),
+        )
+
+    def settings(self) -> Settings:
+        return self.given
+
+    def drain(self, *, draining: bool) -> None:
+        self.draining = draining
+
+
+@dataclass
+class Clocks:
+    mono: float = 50.0
+    wall: float = 1_000_000.0
+
+    def advance(self, seconds: float) -> None:
+        self.mono += seconds
+        self.wall += seconds
+
+
+@dataclass
+class Office:
+    """Desk and stand-in daemon together; ``applied`` is what the daemon was told, in order."""
+
+    desk: Desk
+    stand: Stand
+    clocks: Clocks
+    socket: Path
+    state_dir: Path
+    applied: Applied
+
+    async def call(self, method: str, *arguments: Any, **named: Any) -> dict[str, Any]:
+        """A call of the real client, off the loop that serves it."""
+        answer: dict[str, Any] = await asyncio.to_thread(
+            getattr(AdminClient(self.socket), method), *arguments, **named
+        )
+        return answer
+
+
+@pytest.fixture
+def clocks() -> Clocks:
+    return Clocks()
+
+
+@pytest.fixture
+def new_desk(tmp_path: Path, clocks: Clocks) -> NewDesk:
+    def make(applied: Applied) -> Desk:
+        def apply(values: Mapping[Knob, Value]) -> None:
+            applied.append(dict(values))
+
+        return Desk(
+            limits=bounds(0, 0.5),
+            ttl_max_s=86400,
+            defaults={Knob.MARGIN: 0.05, Knob.POLICY: Policy.FORECAST},
+            state_dir=tmp_path / "state",
+            clock=lambda: clocks.mono,
+            wall=lambda: clocks.wall,
+            apply=apply,
+        )
+
+    return make
+
+
+@pytest.fixture
+async def office(tmp_path: Path, clocks: Clocks, new_desk: NewDesk) -> AsyncIterator[Office]:
+    applied: Applied = []
+    desk, stand, path = new_desk(applied), Stand(), tmp_path / "kvctl.sock"
+    desk.open()
+    server = AdminServer(AdminApi(stand, desk), OwnedSocket(path))
+    await server.start()
+    yield Office(desk, stand, clocks, path, tmp_path / "state", applied)
+    await server.close()
+    await desk.close()

@@ -1,0 +1,249 @@
+import asyncio
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvctl import __version__
+from kvctl.cli.main import VERBS
+from kvctl.core.outcomes import EngineState
+from kvctl.core.overrides import Knob
+from kvctl.settings import SPECS
+from tests.cli.conftest import Daemon, Kvctl
+
+HEAVY = (
+    "aiohttp",
+    "pydantic",
+    "tokenizers",
+    "rich",
+    "asyncio",
+    "prometheus_client",
+    "jinja2",
+    "msgspec",
+    "uvloop",
+)
+
+
+async def test_status_page(daemon: Daemon, kvctl: Kvctl) -> None:
+    daemon.stand.gate = replace(daemon.stand.gate, capacity_known=False)
+    done = await kvctl("status")
+    first, _, *page = done.out.splitlines()
+    assert (done.status, done.err) == (0, "")
+    assert first == daemon.stand.gate.sentence
+    assert page[0].split() == [
+        "ENGINE",
+        "STATE",
+        "POLICY",
+        "CAPACITY",
+        "MARGIN",
+        "BUDGET",
+        "REASON",
+        "FORECAST",
+        "HEADROOM",
+        "HELD",
+        "LEASES",
+    ]
+    assert page[1].split() == [
+        "http://127.0.0.1:8000",
+        "up",
+        "forecast",
+        "48,000",
+        "(assumed)",
+        "5%",
+        "45,600",
+        "steady",
+        "12,001",
+        "33,599",
+        "9,000",
+        "3",
+    ]
+    assert page[4].split() == ["0", "0.1", "s", "48,000", "25%", "3", "0", "?"]
+    assert page[7].split()[:3] == ["0", "card", "?"]
+
+
+async def test_status_json(daemon: Daemon, kvctl: Kvctl) -> None:
+    done = await kvctl("status", "-o", "json", KVCTL_ADMIN_SOCKET="/nowhere/x")
+    assert done.status == 3
+    done = await kvctl("status", "-o", "json", "--socket", str(daemon.socket))
+    (gate,) = json.loads(done.out)["engines"].values()
+    assert gate["budget_tokens"] == 45_600
+
+
+async def test_status_of_an_engine_that_is_down(daemon: Daemon, kvctl: Kvctl) -> None:
+    daemon.stand.gate = replace(
+        daemon.stand.gate, state=EngineState.UNREACHABLE, ranks=(), context_tokens=None, telemetry_age_s=None
+    )
+    done = await kvctl("status")
+    assert done.status == 0
+    assert "unreachable" in done.out
+    assert "\x1b" not in done.out
+
+
+async def test_set_show_unset(daemon: Daemon, kvctl: Kvctl) -> None:
+    done = await kvctl("set", "margin", "12%", "--for", "1h30m", "--reason", "preemptions since 02:10")
+    assert (done.status, done.out, done.err) == (0, "margin: 5% -> 12% for 1 h 30 min (revision 1)\n", "")
+    assert daemon.desk.values()[Knob.MARGIN] == 0.12
+    line = "margin = 12% for 1 h 30 min more, by root: preemptions since 02:10".replace(
+        "root", daemon.desk.active()[Knob.MARGIN].actor
+    )
+    assert (await kvctl("overrides")).out == f"{line}\nrevision 1\n"
+    assert (await kvctl("status")).out.splitlines()[-1] == line
+    assert set(json.loads((await kvctl("overrides", "-o", "json")).out)) == {"revision", "active", "kept"}
+    done = await kvctl("unset", "margin", "-o", "json")
+    assert (done.status, json.loads(done.out)["new"]) == (0, 0.05)
+    assert (await kvctl("overrides")).out == "no override is in force\nrevision 2\n"
+
+
+async def test_policy_and_the_default_life(daemon: Daemon, kvctl: Kvctl) -> None:
+    done = await kvctl("set", "policy", "static", "--reason", "r")
+    assert done.out == "policy: forecast -> static for 30 min (revision 1)\n"
+    assert daemon.desk.values()[Knob.POLICY] == "static"
+
+
+@pytest.mark.usefixtures("daemon")
+@pytest.mark.parametrize(
+    ("arguments", "status", "text"),
+    [
+        (("set", "margin", "90%", "--reason", "r"), 4, "0.9 is outside 0 to 0.5"),
+        (("set", "margin", "0,12", "--reason", "r"), 4, "write 0.12"),
+        (("set", "margin", "12%", "--for", "25h", "--reason", "r"), 4, "a life of 90000 s is outside"),
+        (("set", "margin", "12%", "--reason", " "), 4, "needs a reason"),
+        (("set", "margin", "12%", "--reason", "r", "--if-match", "7"), 4, "revision 7 is stale"),
+        (("set", "mar/gin", "12%", "--reason", "r"), 4, "no knob; there are margin, policy"),
+        (("unset", "margin"), 4, "no override of margin is in force"),
+        (("set", "margin", "12%"), 2, "Missing option '--reason'"),
+        (("set", "margin", "12%", "--for", "soon", "--reason", "r"), 2, "write 90s, 30m or 2h"),
+        (("frobnicate",), 2, "No such command"),
+        (("status", "-o", "xml"), 2, "is not one of"),
+    ],
+)
+async def test_refusals(kvctl: Kvctl, arguments: tuple[str, ...], status: int, text: str) -> None:
+    done = await kvctl(*arguments)
+    assert (done.status, done.out) == (status, "")
+    assert text in done.err
+    assert "Traceback" not in done.err
+
+
+async def test_drain(daemon: Daemon, kvctl: Kvctl) -> None:
+    assert (await kvctl("drain")).out == "draining\n"
+    assert daemon.stand.draining
+    assert json.loads((await kvctl("undrain", "-o", "json")).out) == {"mode": "active", "kept": True}
+    assert not daemon.stand.draining
+
+
+async def test_a_change_that_would_not_outlive_a_restart(
+    daemon: Daemon, kvctl: Kvctl, tmp_path: Path
+) -> None:
+    (tmp_path / "state").touch()  # a file where the folder should be
+    done = await kvctl("set", "margin", "12%", "--reason", "r")
+    assert (done.status, daemon.desk.values()[Knob.MARGIN]) == (0, 0.12)
+    assert "a restart would undo it" in done.err
+
+
+async def test_nobody_answers(kvctl: Kvctl, tmp_path: Path) -> None:
+    done = await kvctl("status")
+    assert done.status == 3
+    assert "is the daemon running" in done.err
+    (tmp_path / "kvctl.sock").write_text("")
+    assert (await kvctl("status")).status == 3
+
+
+async def test_an_answer_that_never_comes(kvctl: Kvctl, tmp_path: Path) -> None:
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_unix_server(silent, tmp_path / "kvctl.sock"):
+        done = await kvctl("status", "--timeout", "0.2")
+    assert (done.status, "no answer within 0.2 s" in done.err) == (6, True)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"SSH-2.0-x\r\n", b"", b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]", b"HTTP/1.1 200 OK\r\n\r\n<"],
+)
+async def test_somebody_else_answers(kvctl: Kvctl, tmp_path: Path, answer: bytes) -> None:
+    async def other(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        writer.close()
+
+    async with await asyncio.start_unix_server(other, tmp_path / "kvctl.sock"):
+        done = await kvctl("status")
+    assert done.status in (1, 3)
+    assert done.err.startswith("kvctl: ")
+
+
+async def test_check_config(kvctl: Kvctl, tmp_path: Path) -> None:
+    config = tmp_path / "kvctl.toml"
+    config.write_text("margn = 1\nlisten = '8080'\n")
+    done = await kvctl("check-config", "--config", str(config))
+    assert (done.status, done.out) == (1, "")
+    assert done.err.splitlines() == [
+        f"kvctl: {config}:1: margn is not a setting; did you mean margin?",
+        f"kvctl: {config}:2: listen = '8080' lacks the port: write 8080:8080",
+    ]
+    done = await kvctl("check-config", "--config", str(config), "-o", "json")
+    assert (done.status, len(json.loads(done.out)["problems"])) == (1, 2)
+    config.write_text(f"engine_url = 'http://h:1'\nstate_dir = '{tmp_path}'\ntokenizer = '/nowhere'\n")
+    done = await kvctl("check-config", "--config", str(config))
+    assert (done.status, done.out.splitlines()[-1]) == (0, "the settings are good")
+    assert done.out.startswith("warning: tokenizer /nowhere cannot be read")
+    done = await kvctl("check-config", "-o", "json", KVCTL_CONFIG=str(config))
+    assert json.loads(done.out)["ok"] is True
+
+
+async def test_show_config(daemon: Daemon, kvctl: Kvctl, tmp_path: Path) -> None:
+    config = tmp_path / "kvctl.toml"
+    config.write_text("engine_url = 'http://h:1'\n")
+    done = await kvctl("show-config", KVCTL_CONFIG=str(config), KVCTL_MARGIN="7%")
+    rows = {line.split()[0]: line.split()[1:] for line in done.out.splitlines()}
+    assert set(rows) == {"SETTING", *SPECS}
+    assert rows["engine_url"] == ["http://h:1", "file", f"{config}:1"]
+    assert rows["margin"] == ["7%", "env", "KVCTL_MARGIN"]
+    live = await kvctl("show-config", "--live", "-o", "json")
+    assert json.loads(live.out)["settings"]["engine_url"]["value"] == daemon.stand.given.engine_url
+    assert (await kvctl("show-config")).status == 1
+
+
+async def test_serve_judges_before_it_starts(kvctl: Kvctl) -> None:
+    done = await kvctl("serve", "--margin", "12", "--tick-interval", "1ms")
+    assert done.status == 1
+    assert "command line: --margin = '12' is more than the whole: for 12 percent write 12%" in done.err
+    assert "command line: --tick-interval = '1ms' is below the least allowed, 10ms" in done.err
+    assert "environment: KVCTL_MARGN is not a setting" in (await kvctl("serve", KVCTL_MARGN="1")).err
+
+
+async def test_serve_has_a_flag_for_every_setting(kvctl: Kvctl) -> None:
+    done = await kvctl("serve", "--help")
+    assert all(f"  {spec.flag} " in done.out for spec in SPECS.values())
+
+
+async def test_help_and_version(kvctl: Kvctl) -> None:
+    done = await kvctl("--help")
+    assert [line.split()[0] for line in done.out.partition("Commands:\n")[2].splitlines()] == list(VERBS)
+    for spelling in ("version", "--version"):
+        assert (await kvctl(spelling)).out == f"kvctl {__version__}\n"
+
+
+@pytest.mark.parametrize("verb", VERBS)
+async def test_every_verb_has_help(kvctl: Kvctl, verb: str) -> None:
+    assert (await kvctl(verb, "--help")).status == 0
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--help",), ("version",), ("status", "--socket", "/nowhere"), ("drain", "--help")]
+)
+def test_commands_import_little(arguments: tuple[str, ...]) -> None:
+    """What makes a start slow is what it imports; a clock would measure the machine."""
+    probe = (
+        "import sys\nfrom kvctl.cli.main import cli\n"
+        f"try: cli({list(arguments)!r}, prog_name='kvctl')\n"
+        "except SystemExit: pass\n"
+        f"print('imported:', *sorted(set(sys.modules) & set({HEAVY!r})))"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "imported:"
