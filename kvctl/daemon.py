@@ -30,6 +30,7 @@ from kvctl.control.poll import LoopbackResolver, Poller
 from kvctl.control.scraper import Scraper
 from kvctl.control.telling import tell
 from kvctl.control.ticker import Beat, Ticker
+from kvctl.control.tokenizer_check import TokenizerCheck
 from kvctl.core.engine_view import ViewConfig
 from kvctl.core.events import DrainChanged, KnobsChanged
 from kvctl.core.gate import Gate
@@ -89,7 +90,10 @@ class Daemon:
             None if gpu_source is None else CardPoller(gpu_source, settings.gpu_interval, self.keeper.handle)
         )
         self.ticker = Ticker(self.keeper, settings.tick_interval, self._ticked)
+        self._check = TokenizerCheck(counter.verify, lambda: self.keeper.gate.models)
+        self.keeper.observe(self._check)
         self._metrics = self._make_metrics()
+        self._metrics.counting = counter
         self.upstream = Upstream(
             settings.engine_url,
             connect_timeout=settings.connect_timeout,
@@ -99,11 +103,18 @@ class Daemon:
             keeper=self.keeper,
             upstream=self.upstream,
             engine=self._engine,
-            reader=Reader(counter, self._engine, context=lambda: self.keeper.gate.context_tokens),
+            reader=self._make_reader(counter),
             config=_proxy_config(settings),
             metrics=ProxyReports(self._metrics, access_log=settings.access_log),
             ready=self.readiness,
         )
+
+    def _make_reader(self, counter: ChainCounter) -> Reader:
+        def context() -> int | None:
+            return self.keeper.gate.context_tokens
+
+        counter.know_context(context)
+        return Reader(counter, self._engine, vocab_size=counter.vocab_size, context=context)
 
     def _make_metrics(self) -> Metrics:
         made = Metrics(version=__version__, routes=[route.name for route in self._engine.routes])
@@ -193,6 +204,7 @@ class Daemon:
             stack.push_async_callback(public.close)
             await asyncio.to_thread(self.desk.open)
             stack.push_async_callback(self.desk.close)
+            stack.push_async_callback(self._check.close)
             for part in (self.cards, self.scraper, self.ticker):
                 if part is not None:
                     part.start()

@@ -3,9 +3,9 @@
 import logging
 
 from kvctl import logs
-from kvctl.core.outcomes import DECISION_OF, EndReason
+from kvctl.core.outcomes import DECISION_OF, EndReason, ProxyFault
 from kvctl.metrics import Metrics
-from kvctl.proxy.seams import ProxyFault, Served
+from kvctl.proxy.seams import Served
 from kvctl.tokens.base import CountMethod
 
 access = logging.getLogger(logs.ACCESS)
@@ -47,6 +47,7 @@ class ProxyReports:
 
     def fault(self, word: ProxyFault) -> None:
         """Something went wrong."""
+        self._metrics.fault(word)
         if word in _UPSTREAM_ERRORS:
             self._metrics.upstream_error(_UPSTREAM_ERRORS[word])
 

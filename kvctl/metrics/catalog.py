@@ -17,11 +17,13 @@ from kvctl.core.outcomes import (
     EngineState,
     Policy,
     Pressure,
+    ProxyFault,
     RejectReason,
 )
 from kvctl.core.overrides import Knob
 from kvctl.gpu.readings import THROTTLE_OTHER, THROTTLE_WORDS
 from kvctl.tokens.base import CountMethod
+from kvctl.tokens.source import Why
 
 
 class Kind(StrEnum):
@@ -188,9 +190,24 @@ _ADMISSION = (
         OWN_SECONDS,
         {"method": tuple(CountMethod)},
     ),
+    _counter(
+        "kvctl_token_count_fallbacks_total",
+        "Counts that a method could not make exactly, and left to the next.",
+        {"method": tuple(CountMethod), "reason": tuple(Why)},
+    ),
+    _gauge("kvctl_token_count_waiting", "Counts that are queued or under way."),
+    _gauge(
+        "kvctl_tokenizer_doubted",
+        "1 while the local tokenizer counts other than the engine, and is not used.",
+    ),
 )
 
 _DATA_PLANE = (
+    _counter(
+        "kvctl_proxy_faults_total",
+        "Faults on the data plane, of callers, engine or kvctl.",
+        {"fault": tuple(ProxyFault)},
+    ),
     _histogram(
         "kvctl_upstream_ttft_seconds",
         "From a request's arrival to the first byte of its answer, of answers that came to their end.",

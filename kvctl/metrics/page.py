@@ -22,12 +22,22 @@ from kvctl.core.events import (
     StateChanged,
 )
 from kvctl.core.ledger import EndedLease
-from kvctl.core.outcomes import EndReason
+from kvctl.core.outcomes import EndReason, ProxyFault
 from kvctl.core.status import GateStatus
 from kvctl.gpu.base import GpuReading
 from kvctl.metrics.catalog import CATALOG, OTHER, SOURCES, Kind
 from kvctl.metrics.instruments import Counter, Histogram
-from kvctl.metrics.views import ActiveOverride, Row, SourceView, of_card, of_engine, of_overrides, of_source
+from kvctl.metrics.views import (
+    ActiveOverride,
+    CountingView,
+    Row,
+    SourceView,
+    of_card,
+    of_counting,
+    of_engine,
+    of_overrides,
+    of_source,
+)
 from kvctl.tokens.base import CountMethod
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -35,7 +45,11 @@ UNKNOWN_ROUTE = "unknown"
 
 _ENDED_BY_ITSELF = frozenset({EndReason.FINISHED, EndReason.CAPPED})
 _SNAPSHOT = frozenset(
-    {"kvctl_engine_preemptions_total", "kvctl_gpu_ecc_uncorrected_errors_total"}
+    {
+        "kvctl_engine_preemptions_total",
+        "kvctl_gpu_ecc_uncorrected_errors_total",
+        "kvctl_token_count_fallbacks_total",
+    }
 )  # counted elsewhere, shown here
 
 
@@ -43,7 +57,7 @@ class Metrics:
     """Everything that kvctl exports, on a registry of its own.
 
     What is of the moment is asked for at each scrape, through callables that the daemon sets: ``gpu`` (the
-    last reading), ``overrides`` (those in force) and ``sources`` (by ``nvml`` and ``engine_metrics``; one
+    last reading), ``overrides`` (those in force), ``counting`` (the token counter) and ``sources`` (by ``nvml`` and ``engine_metrics``; one
     that is not configured stays out). The other methods are called as things happen, on the event loop.
 
     Args:
@@ -63,6 +77,7 @@ class Metrics:
     ) -> None:
         self.gpu: Callable[[], GpuReading | None] = lambda: None
         self.overrides: Callable[[], Iterable[ActiveOverride]] = tuple
+        self.counting: CountingView | None = None
         self.sources: dict[str, Callable[[], SourceView]] = {}
         self._engines: dict[str, Callable[[], GateStatus]] = {}
         self._build = (version, platform.python_version())
@@ -151,6 +166,10 @@ class Metrics:
         name = "kvctl_upstream_errors_total"
         self._counters[name].add(_closed(name, "kind", kind))
 
+    def fault(self, word: ProxyFault) -> None:
+        """Something went wrong on the data plane."""
+        self._counters["kvctl_proxy_faults_total"].add(word)
+
     def client_gone(self, phase: str) -> None:
         """A client left. ``phase`` is of ``catalog.DISCONNECT_PHASES``."""
         name = "kvctl_client_disconnects_total"
@@ -191,6 +210,8 @@ class Metrics:
         for source in SOURCES:
             if source in self.sources:
                 yield from of_source(source, self.sources[source](), wall_offset)
+        if self.counting is not None:
+            yield from of_counting(self.counting)
         yield from of_overrides(self.overrides())
 
     def families(self) -> Iterator[Metric]:

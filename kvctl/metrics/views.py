@@ -14,6 +14,8 @@ from kvctl.core.overrides import Knob
 from kvctl.core.status import GateStatus, RankStatus
 from kvctl.core.telemetry import GpuSample
 from kvctl.metrics.catalog import CATALOG, MODES
+from kvctl.tokens.base import CountMethod
+from kvctl.tokens.source import Why
 
 T = TypeVar("T")
 Row = tuple[str, tuple[str, ...], float]  # metric, label values, value
@@ -26,6 +28,25 @@ class SourceView:
     up: bool
     read_at: float | None = None
     duration_s: float | None = None
+
+
+class CountingView(Protocol):
+    """What the page needs of the token counter."""
+
+    @property
+    def waiting(self) -> int:
+        """Counts that are queued or under way."""
+        ...
+
+    @property
+    def doubted(self) -> bool:
+        """Whether the local tokenizer counts other than the engine."""
+        ...
+
+    @property
+    def fallbacks(self) -> Mapping[tuple[CountMethod, Why], int]:
+        """How often which method could not, and why."""
+        ...
 
 
 class ActiveOverride(Protocol):
@@ -106,6 +127,16 @@ def of_source(source: str, view: SourceView, wall_offset: float) -> Iterator[Row
         yield "kvctl_telemetry_timestamp_seconds", (source,), view.read_at + wall_offset
     if view.duration_s is not None:
         yield "kvctl_telemetry_read_duration_seconds", (source,), view.duration_s
+
+
+def of_counting(view: CountingView) -> Iterator[Row]:
+    """Rows of the token counter."""
+    yield "kvctl_token_count_waiting", (), float(view.waiting)
+    yield "kvctl_tokenizer_doubted", (), float(view.doubted)
+    for method in CountMethod:
+        for why in Why:
+            count = view.fallbacks.get((method, why), 0)
+            yield "kvctl_token_count_fallbacks_total", (method, why), float(count)
 
 
 def of_overrides(overrides: Iterable[ActiveOverride]) -> Iterator[Row]:

@@ -1,1 +1,1 @@
-"""Counting: the served model's own tokenizer and chat template, else the engine's /tokenize, else a byte bound."""
+"""Counting prompt tokens: the model's own tokenizer, the engine's, or a bound."""

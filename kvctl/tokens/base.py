@@ -31,7 +31,9 @@ class Count:
 class Counter(Protocol):
     """Counts prompts. Neither method raises on odd input: the answer is then a byte bound."""
 
-    async def count_text(self, model: str, prompts: Sequence[str], *, add_special_tokens: bool = True) -> Count:
+    async def count_text(
+        self, model: str, prompts: Sequence[str], *, add_special_tokens: bool = True
+    ) -> Count:
         """Tokens of each plain prompt, as /v1/completions counts them."""
         ...
 

@@ -1,0 +1,153 @@
+"""The counter that the proxy uses: the first source that is sure, else a bound.
+
+Law 4: only an exact count may prove a 400, so everything doubtful comes out as ``bound``.
+Law 8: falling back is a state that can be seen: ``fallbacks`` counts by source and reason.
+
+A local tokenizer is right only if it is the one that the engine runs, with the template and options that the
+engine was started with. ``verify`` asks the engine for a few counts and compares; while they differ, the
+local tokenizer is ``doubted`` and not used.
+"""
+
+import time
+from collections import Counter as Tally
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from kvctl.tokens.base import Count, CountMethod
+from kvctl.tokens.bound import SPECIALS_PER_TEXT, chat_bound, text_bound
+from kvctl.tokens.engine import EngineCounter
+from kvctl.tokens.local import LocalCounter
+from kvctl.tokens.media import MediaBounds, without_media
+from kvctl.tokens.source import FINAL, Source, Uncountable, Why
+
+_NO_MEDIA_BOUNDS = MediaBounds()
+
+_USER = {"role": "user", "content": " Wie warm ist es in Köln? \n"}
+PROBES: tuple[str | dict[str, Any], ...] = (
+    "The quick brown fox, 1,234 times; naïve 東京 \U0001f600",
+    " leading space,\ttab\n\n    indent == 1e-5",
+    {"messages": [_USER]},
+    {
+        "messages": [
+            {"role": "system", "content": "Be brief."},
+            _USER,
+            {"role": "assistant", "content": "21"},
+            _USER,
+        ]
+    },
+    {"messages": [_USER], "tools": [{"type": "function", "function": {"name": "f", "description": "d"}}]},
+)
+"""Prompts and chats that tell tokenizers, templates and their options apart."""
+
+
+class ChainCounter:
+    """Counts with the first of ``sources`` that can. Never raises on odd input."""
+
+    def __init__(self, sources: Sequence[Source], *, media: MediaBounds = _NO_MEDIA_BOUNDS) -> None:
+        self._sources = tuple(sources)
+        self._media = media
+        self.fallbacks: Tally[tuple[CountMethod, Why]] = Tally()
+        self.doubted = False
+
+    @property
+    def method(self) -> CountMethod:
+        """The best method at hand."""
+        return next((source.method for source in self._trusted()), CountMethod.BOUND)
+
+    @property
+    def vocab_size(self) -> int | None:
+        """Token ids from here on are outside the model's vocabulary; None: not known."""
+        local = (source for source in self._sources if isinstance(source, LocalCounter))
+        return next((source.vocab_size for source in local), None)
+
+    @property
+    def waiting(self) -> int:
+        """Counts that are queued or under way."""
+        return sum(getattr(source, "waiting", 0) for source in self._sources)
+
+    async def count_text(
+        self, model: str, prompts: Sequence[str], *, add_special_tokens: bool = True
+    ) -> Count:
+        """Tokens of each plain prompt."""
+
+        async def count(source: Source) -> tuple[int, ...]:
+            return await source.text(model, prompts, add_special_tokens=add_special_tokens)
+
+        def bound() -> tuple[int, ...]:
+            return tuple(text_bound(prompt) + SPECIALS_PER_TEXT for prompt in prompts)
+
+        return await self._first(count, bound)
+
+    async def count_chat(self, model: str, body: Mapping[str, Any], body_bytes: int) -> Count:
+        """Tokens of a chat request; with media parts an upper bound."""
+        texts, media_tokens = without_media(body, self._media)
+
+        async def count(source: Source) -> tuple[int, ...]:
+            return (await source.chat(model, texts, body_bytes),)
+
+        counted = await self._first(count, lambda: (chat_bound(texts),))
+        if not media_tokens:
+            return counted
+        with_media = tuple(tokens + media_tokens for tokens in counted.prompts)
+        return Count(prompts=with_media, method=CountMethod.BOUND, seconds=counted.seconds)
+
+    def know_context(self, read: Callable[[], int | None]) -> None:
+        """``read`` tells the engine's context length; texts far beyond it are then not tokenised at all."""
+        for source in self._sources:
+            if isinstance(source, LocalCounter):
+                source.context = read
+
+    async def verify(self, model: str) -> int | None:
+        """Compare the local tokenizer with the engine's; call it whenever an engine came up.
+
+        Returns how many probes differ, and doubts the local tokenizer if any does. None: nothing to compare,
+        or the engine did not answer, and then what was believed stands.
+        """
+        by_method = {source.method: source for source in self._sources}
+        local, engine = by_method.get(CountMethod.LOCAL), by_method.get(CountMethod.ENGINE)
+        if isinstance(engine, EngineCounter):
+            engine.forget()
+        if local is None or engine is None:
+            return None
+        pairs = [(await _probe(local, model, p), await _probe(engine, model, p)) for p in PROBES]
+        both = [(mine, true) for mine, true in pairs if mine is not None and true is not None]
+        if not both:
+            return None
+        wrong = sum(mine != true for mine, true in both)
+        self.doubted = wrong > 0
+        return wrong
+
+    def _trusted(self) -> Iterator[Source]:
+        return (s for s in self._sources if not (self.doubted and s.method is CountMethod.LOCAL))
+
+    async def close(self) -> None:
+        """Close all sources."""
+        for source in self._sources:
+            await source.close()
+
+    async def _first(
+        self,
+        count: Callable[[Source], Awaitable[tuple[int, ...]]],
+        bound: Callable[[], tuple[int, ...]],
+    ) -> Count:
+        started = time.perf_counter()
+        for source in self._trusted():
+            try:
+                prompts = await count(source)
+            except Uncountable as reason:
+                self.fallbacks[source.method, reason.why] += 1
+                if reason.why in FINAL:
+                    break
+            else:
+                return Count(prompts=prompts, method=source.method, seconds=time.perf_counter() - started)
+        return Count(prompts=bound(), method=CountMethod.BOUND, seconds=time.perf_counter() - started)
+
+
+async def _probe(source: Source, model: str, probe: str | dict[str, Any]) -> int | None:
+    """The source's count of a probe; None: it has none."""
+    try:
+        if isinstance(probe, str):
+            return (await source.text(model, (probe,), add_special_tokens=True))[0]
+        return await source.chat(model, probe, 512)
+    except Uncountable:
+        return None
