@@ -56,9 +56,10 @@ _SNAPSHOT = frozenset(
 class Metrics:
     """Everything that kvctl exports, on a registry of its own.
 
-    What is of the moment is asked for at each scrape, through callables that the daemon sets: ``gpu`` (the
-    last reading), ``overrides`` (those in force), ``counting`` (the token counter) and ``sources`` (by ``nvml`` and ``engine_metrics``; one
-    that is not configured stays out). The other methods are called as things happen, on the event loop.
+    What is of the moment is asked for at each scrape, of what the daemon sets: ``gpu`` (the last reading),
+    ``overrides`` (those in force), ``counting`` (the token counter) and ``sources`` (by ``nvml`` and
+    ``engine_metrics``; one that is not configured stays out). The other methods are called as things
+    happen, on the event loop.
 
     Args:
         version: kvctl's.
