@@ -122,7 +122,7 @@ class EngineView:
         self._contacted(now)
 
     def ledger_busy(self, busy: bool, now: float) -> None:
-        """Whether requests are in flight."""
+        """Whether requests are in flight that the engine has yet to work on."""
         if not busy:
             self._busy_since = None
         elif self._busy_since is None:
@@ -140,6 +140,10 @@ class EngineView:
             and now - self._moved_at > FROZEN_AFTER_S
         )
         return now - self._moved_at if frozen and self._moved_at is not None else now - self.sampled_at
+
+    def looks_empty(self) -> bool:
+        """Whether the last page says that nothing runs or waits. A paused engine says so too."""
+        return bool(self.samples) and all(s.running == 0 and s.waiting == 0 for s in self.samples)
 
     def state(self, now: float) -> EngineState:
         """The state in force; the first rule that holds wins."""
@@ -187,8 +191,9 @@ class EngineView:
         return any(s.generation_tokens_total is not None for s in self.samples)
 
     def _contacted(self, now: float) -> None:
-        if self._refused >= REFUSED_IN_A_ROW:
-            self._failed_by_ecc.clear()  # it was down: this is another process
+        if self._refused >= REFUSED_IN_A_ROW:  # it was down: this is another process
+            self._failed_by_ecc.clear()
+            self._moved_at, self._stuck = now, None
         if self._stuck is EngineState.UNREACHABLE:
             self._stuck = None
         self._contact_at = now

@@ -120,8 +120,8 @@ class Gate:
 
     def _peak_with(self, asked: Claim, candidate: Curve) -> float:
         own = float(self.ledger.claimed_tokens + asked.tokens)
-        if self._policy is not Policy.STATIC:
-            own = min(own, self._forecast.peak_with(candidate))  # few leases: the spread may pass the worst case
+        if self._policy is not Policy.STATIC:  # with few leases, mean and spread may pass the worst case
+            own = min(own, self._forecast.peak_with(candidate))
         return own + self._supply.unattributed
 
     def _may_run_alone(self, asked: Claim) -> bool:
@@ -251,7 +251,18 @@ class Gate:
         self._advance_silent(now)
         self._rebuild_forecast()
         self._remember_held(now)
+        self._supply.view.ledger_busy(busy=self._engine_owes(), now=now)
         return self._supply.tick(now)
+
+    def _engine_owes(self) -> bool:
+        """Whether the engine has something to do for us: without that, standing still is no wedge.
+
+        A stream whose client stopped reading stays open long after the engine is done with it. Then the
+        gauges are empty and every stream has had its first token.
+        """
+        if self._supply.view.looks_empty():
+            return any(lease.prefilling or not lease.streaming for lease in self.ledger)
+        return len(self.ledger) > 0
 
     def _advance_silent(self, now: float) -> None:
         """Non-streaming leases show nothing until their end: they advance at the measured pace."""
@@ -306,6 +317,11 @@ class Gate:
     def draining(self) -> bool:
         """Whether nothing new is admitted."""
         return self._draining
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Names of the models that the engine serves."""
+        return self._supply.view.info.models
 
     @property
     def context_tokens(self) -> int | None:

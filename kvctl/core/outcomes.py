@@ -140,3 +140,21 @@ class SourceFault(StrEnum):
     NO_DEVICE = "no_device"
     HUNG = "hung"  # NVML: the call never returned
     FAILED = "failed"
+
+
+class ProxyFault(StrEnum):
+    """What went wrong on the data plane, outside the gate."""
+
+    MALFORMED_HTTP = "malformed_http"
+    HEADERS_TOO_LARGE = "headers_too_large"
+    HEADER_TIMEOUT = "header_timeout"
+    BODY_TOO_LARGE = "body_too_large"
+    BODY_MEMORY = "body_memory"  # max_body_bytes_total is spent
+    BODY_TIMEOUT = "body_timeout"
+    CONNECT_FAILED = "connect_failed"
+    UPSTREAM_RETRIED = "upstream_retried"  # the keep-alive race, met and mended
+    UPSTREAM_BROKE = "upstream_broke"
+    UPSTREAM_TIMEOUT = "upstream_timeout"
+    CLIENT_GONE = "client_gone"
+    CLIENT_STALLED = "client_stalled"
+    DEFECT = "defect"  # an exception of kvctl's own

@@ -61,11 +61,11 @@ class Range:
 
     def accept(self, value: object) -> float:
         """The number. Raises OverrideError."""
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise OverrideError(Refusal.BAD_VALUE, f"{value!r} is not a number")
-        if not self.low <= value <= self.high:
-            raise OverrideError(Refusal.OUT_OF_BOUNDS, f"{value:g} is outside {self.low:g} to {self.high:g}")
-        return float(value)
+        if (amount := _finite(value)) is None:
+            raise OverrideError(Refusal.BAD_VALUE, f"{value!r:.50} is not a number")
+        if not self.low <= amount <= self.high:
+            raise OverrideError(Refusal.OUT_OF_BOUNDS, f"{amount:g} is outside {self.low:g} to {self.high:g}")
+        return amount
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +77,9 @@ class Choice:
     def accept(self, value: object) -> str:
         """The word. Raises OverrideError."""
         if not isinstance(value, str):
-            raise OverrideError(Refusal.BAD_VALUE, f"{value!r} is not a word")
+            raise OverrideError(Refusal.BAD_VALUE, f"{value!r:.50} is not a word")
         if value not in self.words:
-            raise OverrideError(Refusal.OUT_OF_BOUNDS, f"{value!r} is not one of {', '.join(self.words)}")
+            raise OverrideError(Refusal.OUT_OF_BOUNDS, f"{value!r:.50} is not one of {', '.join(self.words)}")
         return str(value)
 
 
@@ -235,16 +235,18 @@ class Overrides:
     def _known(self, knob: str) -> Knob:
         known = {str(each): each for each in self._limits}
         if knob not in known:
-            raise OverrideError(Refusal.UNKNOWN_KNOB, f"{knob!r} is no knob; there are {', '.join(known)}")
+            raise OverrideError(
+                Refusal.UNKNOWN_KNOB, f"{knob!r:.50} is no knob; there are {', '.join(known)}"
+            )
         return known[knob]
 
     def _life(self, ttl_s: object) -> float:
-        if isinstance(ttl_s, bool) or not isinstance(ttl_s, int | float) or not math.isfinite(ttl_s):
-            raise OverrideError(Refusal.BAD_TTL, f"{ttl_s!r} is not a number of seconds")
-        if not LEAST_TTL_S <= ttl_s <= self._ttl_max_s:
-            message = f"a life of {ttl_s:g} s is outside {LEAST_TTL_S:g} s to {self._ttl_max_s:g} s"
+        if (life := _finite(ttl_s)) is None:
+            raise OverrideError(Refusal.BAD_TTL, f"{ttl_s!r:.50} is not a number of seconds")
+        if not LEAST_TTL_S <= life <= self._ttl_max_s:
+            message = f"a life of {life:g} s is outside {LEAST_TTL_S:g} s to {self._ttl_max_s:g} s"
             raise OverrideError(Refusal.BAD_TTL, message)
-        return float(ttl_s)
+        return life
 
 
 def _reason(reason: object) -> str:
@@ -288,4 +290,15 @@ def _is_entry(entry: object) -> bool:
 def _is_field(value: object, kind: type | tuple[type, ...]) -> bool:
     if isinstance(value, bool) or not isinstance(value, kind):
         return False
-    return not isinstance(value, float) or math.isfinite(value)  # json reads NaN, which never would expire
+    return isinstance(value, str) or _finite(value) is not None  # json reads NaN, which never would expire
+
+
+def _finite(value: object) -> float | None:
+    """The number as a float; None where it is none, or not finite, or an integer too large for one."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        amount = float(value)
+    except OverflowError:
+        return None
+    return amount if math.isfinite(amount) else None

@@ -42,8 +42,8 @@ class Reconciler:
         """One poll interval without a page to compare with: what was seen once fades all the same."""
         self.unattributed -= FALL_PER_POLL * self.unattributed
 
-    def restarted(self) -> None:
-        """The pool is another one: what was in it is gone."""
+    def another_pool(self) -> None:
+        """The engine restarted, or its pool has another size: what was in it is gone."""
         self.unattributed = 0.0
 
     def _latest_high(self) -> float:

@@ -73,7 +73,7 @@ class Supply:
         moved = self.view.scraped(samples, now)
         told: list[Command] = [EngineRestarted(rank) for rank in moved.restarted]
         if moved.restarted:
-            self._reconciler.restarted()
+            self._reconciler.another_pool()
         if moved.restarted or first:
             self._memory.engine_started()
         told += self._preemption_news(moved.preempted or 0.0, now)
@@ -191,6 +191,8 @@ class Supply:
         if before == self.capacity:
             return []
         after = self.capacity
+        if after.total != before.total:
+            self._reconciler.another_pool()
         quality = (
             "exact" if after.exact else "uncertain" if after.known else "fallback, the engine reports none"
         )

@@ -11,7 +11,9 @@ Cold start: ``PRIOR_WEIGHT`` pseudo-requests drawn from a prior stand in the sam
 that is S = (k prior + n history) / (k + n); written per slot it also holds where history is censored, and
 where nobody of the history is left at risk the prior alone speaks. The prior of a (model, route, tenant) is
 (model, route), of that (model), of that the engine's own histogram of output lengths, else
-exp(-x / (cap / 4)).
+exp(-x / (cap / 4)). A cap beyond ``PRIOR_CAP_MOST`` counts as that: it says "whatever fits" and not "long".
+Taken at its word, a context of 32,768 let four callers without a limit into a pool of 48,000 where
+twenty-five fit, and with so few in flight it took a minute to learn better.
 """
 
 from collections import deque
@@ -26,6 +28,7 @@ from kvctl.core.telemetry import LengthHistogram
 Key = tuple[str, ...]
 
 PRIOR_WEIGHT = 20.0
+PRIOR_CAP_MOST = 4096
 WINDOW = 2000  # answers remembered per class
 HISTOGRAM_MIN = 200  # answers the engine's histogram needs before it is believed
 LONGEST = 1 << 20  # tokens; longer outputs are treated as this long
@@ -246,7 +249,7 @@ class SurvivalModel:
 
     def _cap_class(self, cap: int) -> int:
         """The prior by cap is made for powers of two; the engine's histogram knows no cap."""
-        return 0 if self._histogram is not None else max(cap - 1, 15).bit_length()
+        return 0 if self._histogram is not None else max(min(cap, PRIOR_CAP_MOST) - 1, 15).bit_length()
 
     def _class_hazards(self, key: Key, cap_class: int) -> list[float]:
         if not key:

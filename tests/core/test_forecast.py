@@ -1,0 +1,229 @@
+"""Occupancy curves: exact against a naive reference, and true against simulated answers."""
+
+import random
+from collections.abc import Sequence
+from math import sqrt
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvctl.core.claim import Claim, Limits, claim, round_up
+from kvctl.core.events import Admit
+from kvctl.core.forecast import RHO, Curve, Forecast, Z, curve, total
+from kvctl.core.outcomes import EndReason, Policy
+from kvctl.core.supply import GateConfig
+from kvctl.core.survival import STEPS, SurvivalModel, Table, exponential_hazards, survival_from_hazards
+from tests.core.conversation import PAGE, Conversation, shape
+
+TABLE = Table(survival_from_hazards(exponential_hazards(300.0)))
+LIMITS = Limits(context=1 << 20, block=16)
+
+
+def table_for(_: int) -> Table:
+    return TABLE
+
+
+def one(prompt: int, output: int, shown: int = 0, *, block: int = 16, n: int = 1) -> Curve:
+    asked = claim(shape(prompt, output, n=n), Limits(context=1 << 20, block=block))
+    return curve(asked, shown, table_for)
+
+
+def naive_peak(leases: Sequence[tuple[Claim, int]]) -> float:
+    """The formula of the module, sequence by sequence and node by node."""
+    ends = [*STEPS[1:], 1 << 30]
+    peak = 0.0
+    for t, until in zip(STEPS, ends, strict=True):
+        mean = spread = square = 0.0
+        for asked, shown_ in leases:
+            for prompt, cap in zip(asked.prompts, asked.outputs, strict=True):
+                shown = min(shown_, cap)
+                if t >= cap - shown and t:
+                    continue
+                ahead = TABLE.ahead(shown).alive[STEPS.index(t)]
+                held = round_up(prompt + min(shown + until, cap), asked.block)
+                s = sqrt(ahead * (1 - ahead)) * held
+                mean += asked.n * ahead * held
+                spread += asked.n * s
+                square += asked.n * s * s
+        peak = max(peak, mean + Z * sqrt((1 - RHO) * square + RHO * spread * spread))
+    return peak
+
+
+requests = st.tuples(
+    st.integers(0, 5000),
+    st.integers(0, 9000),
+    st.integers(0, 9500),
+    st.integers(1, 3),
+    st.sampled_from([1, 16, 256]),
+)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.lists(requests, min_size=1, max_size=8), st.lists(st.integers(0, 7), max_size=8))
+def test_the_sum_of_curves_is_the_naive_forecast(
+    asked: list[tuple[int, int, int, int, int]], gone: list[int]
+) -> None:
+    forecast, leases = Forecast(), {}
+    for i, (prompt, output, shown, n, block) in enumerate(asked):
+        claimed = claim(shape(prompt, output, n=n), Limits(context=1 << 20, block=block))
+        candidate = curve(claimed, shown, table_for)
+        leases[i] = (claimed, shown)
+        assert forecast.peak_with(candidate) == pytest.approx(naive_peak(list(leases.values())), rel=1e-9)
+        forecast.add(str(i), candidate)
+        assert forecast.peak() == pytest.approx(naive_peak(list(leases.values())), rel=1e-9)
+    for i in set(gone) & set(leases):
+        del leases[i]
+        forecast.remove(str(i))
+        assert forecast.peak() == pytest.approx(naive_peak(list(leases.values())), rel=1e-6, abs=1e-3)
+        assert leases or forecast.peak() == 0.0
+
+
+def test_rebuilding_gives_what_adding_gave() -> None:
+    added, rebuilt = Forecast(), Forecast()
+    curves = {str(i): one(100 * i, 50 * i, i) for i in range(1, 20)}
+    for name, each in curves.items():
+        added.add(name, each)
+    rebuilt.rebuild(dict(curves))
+    assert added.peak() == pytest.approx(rebuilt.peak())
+    rebuilt.rebuild({})
+    assert rebuilt.peak() == 0.0
+    assert total([]).peak() == 0.0
+
+
+def test_when_all_are_gone_nothing_is_left_of_them() -> None:
+    """Law 1: not even the last digits of sums of fractions."""
+    forecast, rng = Forecast(), random.Random(1)
+    names = [str(i) for i in range(100)]
+    for name in names:
+        forecast.add(name, one(rng.randint(1, 3000), rng.randint(1, 3000)))
+    rng.shuffle(names)
+    for name in names:
+        forecast.remove(name)
+    assert forecast.peak() == 0.0
+
+
+def test_a_certain_request_is_forecast_at_its_claim_to_the_block() -> None:
+    """E18: a sequence of 60 + 5 tokens in blocks of 64 is 128 tokens, not 64 + 5 and not 192."""
+    assert one(60, 5, block=64).peak() == 128
+    assert one(64, 0, block=64).peak() == 64
+    assert one(1, 8, block=16).peak() == 16
+    assert one(16, 1, block=16).peak() == 32
+    assert one(100, 8, n=8).peak() == 8 * 112
+    several = curve(claim(shape([60] * 3, 5), Limits(context=8192, block=64)), 0, table_for)
+    assert several.peak() == 3 * 128
+
+
+def test_no_sequence_is_forecast_beyond_its_claim() -> None:
+    for prompt, output, shown, block in ((100, 4096, 0, 16), (7, 900, 899, 256), (5000, 3, 9, 64)):
+        peak = one(prompt, output, shown, block=block)
+        most = round_up(prompt + output, block)
+        held = [mean / alive for mean, alive in zip(peak.means, TABLE.ahead(shown).alive, strict=False)]
+        assert max(held) <= most + 1e-6
+
+
+def test_an_answer_that_outlived_its_cap_holds_what_it_claimed() -> None:
+    assert one(100, 60, 500).peak() == one(100, 60, 60).peak() == 160
+    assert one(100, 1 << 20, 1 << 21).peak() == 1 << 20
+
+
+def test_many_prompts_are_forecast_like_as_many_requests() -> None:
+    prompts = [50 + 37 * i for i in range(40)]
+    together = curve(claim(shape(prompts, 500), LIMITS), 100, table_for)
+    apart = total([one(prompt, 500, 100) for prompt in prompts])
+    assert together.peak() == pytest.approx(apart.peak(), rel=0.02)
+
+
+def test_caps_that_differ_by_prompt_end_each_at_its_own() -> None:
+    """Near the context's end, long prompts of one request have less left than short ones."""
+    asked = claim(shape([100, 900], 500), Limits(context=1000, block=1))
+    assert asked.outputs == (500, 100)
+    together = curve(asked, 0, table_for)
+    assert together.peak() == pytest.approx(naive_peak([(asked, 0)]), rel=1e-9)
+
+
+def test_the_forecast_reaches_the_last_token_of_the_longest_answers() -> None:
+    """Not stopping at 2,048 steps: thousands of reasoning tokens still grow the pool."""
+    stubborn = Table(survival_from_hazards([0.0] * 351))
+    asked = claim(shape(100, 60_000), LIMITS)
+    assert curve(asked, 0, lambda _: stubborn).peak() == asked.tokens
+    assert curve(asked, 30_000, lambda _: stubborn).peak() == asked.tokens
+
+
+def in_flight(rng: random.Random, model: SurvivalModel, count: int) -> list[tuple[Claim, int, int]]:
+    """Requests caught in the middle of a steady stream: (claim, shown, true length)."""
+    caught: list[tuple[Claim, int, int]] = []
+    while len(caught) < count:
+        length = min(max(int(rng.lognormvariate(5.3, 0.9)), 1), 4096)
+        if rng.random() < length / 4096:  # long ones are in flight longer
+            asked = claim(shape(rng.randint(20, 800), 4096), LIMITS)
+            caught.append((asked, rng.randrange(length), length))
+    model.refresh({("m", "chat", ""): [shown for _, shown, _ in caught]})
+    return caught
+
+
+def realised_peak(caught: list[tuple[Claim, int, int]]) -> int:
+    """The most that these requests will really hold at one time."""
+    peak = 0
+    for t in range(0, 4096, 4):
+        alive = [(asked, shown + t) for asked, shown, length in caught if shown + t <= length]
+        peak = max(peak, sum(round_up(asked.prompts[0] + out, 16) for asked, out in alive))
+    return peak
+
+
+def test_realised_occupancy_seldom_exceeds_the_forecast_and_is_near_it() -> None:
+    """z = 2 with learned lengths: over once in fifty at most, and not by wasting half the pool."""
+    rng, model, key = random.Random(11), SurvivalModel(), ("m", "chat", "")
+    for _ in range(1000):
+        model.ended(key, min(max(int(rng.lognormvariate(5.3, 0.9)), 1), 4096), finished=True)
+    over, ratios = 0, []
+    for _ in range(100):
+        caught = in_flight(rng, model, 40)
+        curves = [curve(asked, shown, lambda cap: model.table(key, cap)) for asked, shown, _ in caught]
+        forecast, real = total(curves).peak(), realised_peak(caught)
+        over += real > forecast
+        ratios.append(real / forecast)
+    assert over <= 2
+    assert sum(ratios) / len(ratios) > 0.6
+
+
+def saturated(policy: Policy, seed: int) -> tuple[float, int, int]:
+    """An engine of 48,000 tokens that decodes 8 tokens a tick for all, with callers always waiting.
+
+    Returns mean requests in flight over the second half, the most tokens held, and answers finished.
+    """
+    rng, talk = random.Random(seed), Conversation(GateConfig(policy=policy)).up()
+    running: dict[str, list[int]] = {}
+    fullest = finished = asked = crowd = 0
+    for step in range(300):
+        while True:
+            asked += 1
+            request, length = shape(rng.randint(20, 600), 4096), int(rng.lognormvariate(5.0, 0.9)) + 1
+            if not isinstance(talk.ask(request, f"s{asked}"), Admit):
+                break
+            running[f"s{asked}"] = [request.prompts[0], 0, min(length, 4096)]
+        held = sum(round_up(prompt + done, 16) for prompt, done, _ in running.values())
+        fullest, crowd = max(fullest, held), crowd + (len(running) if step >= 150 else 0)
+        for request_id, progress in list(running.items()):
+            tokens = min(8, progress[2] - progress[1])
+            progress[1] += tokens
+            talk.tokens(request_id, tokens)
+            if progress[1] >= progress[2]:
+                talk.end(request_id, EndReason.FINISHED, progress[2])
+                del running[request_id]
+                finished += 1
+        talk.tick()
+        talk.page(kv_usage_ratio=held / 48_000, generation_tokens_total=float(step * 100))
+    return crowd / 150, fullest, finished
+
+
+def test_the_forecast_admits_many_times_what_worst_cases_allow_and_stays_within_the_pool() -> None:
+    crowd, fullest, finished = saturated(Policy.FORECAST, 1)
+    static_crowd, static_fullest, static_finished = saturated(Policy.STATIC, 1)
+    capacity = PAGE.capacity_tokens
+    assert capacity is not None
+    assert crowd > 4 * static_crowd
+    assert finished > 4 * static_finished
+    assert fullest <= capacity
+    assert static_fullest < 0.4 * capacity
+    assert fullest > 0.7 * capacity

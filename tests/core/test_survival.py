@@ -1,0 +1,221 @@
+"""Output lengths: censoring, cold start, classes."""
+
+import random
+from itertools import pairwise
+from math import exp, inf
+
+import pytest
+
+from kvctl.core.survival import (
+    LONGEST,
+    MOST_CLASSES,
+    SLOT_OF,
+    SLOT_STARTS,
+    STEPS,
+    WINDOW,
+    LengthHistory,
+    SurvivalModel,
+    Table,
+    exponential_hazards,
+    histogram_hazards,
+    merged,
+    slot_of,
+    survival_from_hazards,
+)
+from kvctl.core.telemetry import LengthHistogram
+
+KEY = ("m", "chat", "")
+
+
+def mean_of(table: Table) -> float:
+    """Mean output length that a table says."""
+    return sum(s * (b - a) for s, (a, b) in zip(table.survival, pairwise(SLOT_STARTS), strict=False))
+
+
+def survives(table: Table, tokens: int) -> float:
+    return table.survival[slot_of(tokens)]
+
+
+def test_slots_cover_all_lengths_in_order() -> None:
+    assert list(SLOT_STARTS) == sorted(SLOT_STARTS)
+    for tokens in (0, 7, 8, 511, 512, 543, 544, 4096, 32_768, LONGEST, LONGEST * 9):
+        slot = slot_of(tokens)
+        assert SLOT_STARTS[slot] <= tokens
+        assert slot == len(SLOT_STARTS) - 1 or tokens < SLOT_STARTS[slot + 1]
+    assert SLOT_OF[(LONGEST + STEPS[-1]) >> 3] == len(SLOT_STARTS) - 1
+
+
+@pytest.mark.parametrize("finished", [20, 50, 100])
+def test_the_short_answers_that_finish_first_do_not_look_like_all_of_them(finished: int) -> None:
+    """Of a burst of 200, the first 50 have a mean of 46 where the truth is 243: law 10's censoring."""
+    rng = random.Random(7)
+    lengths = sorted(int(rng.expovariate(1 / 243)) + 1 for _ in range(200))
+    model, now = SurvivalModel(), lengths[finished - 1]
+    for length in lengths[:finished]:
+        model.ended(KEY, length, finished=True)
+    model.refresh({KEY: [now] * (200 - finished)})
+    table = model.table(KEY, 1024)
+    assert sum(lengths[:finished]) / finished < 0.5 * 243
+    assert survives(table, now) == pytest.approx(1 - finished / 200, abs=0.05)
+    assert mean_of(table) > 0.7 * 243
+
+
+def test_answers_cut_at_their_cap_are_at_risk_that_far_and_no_further() -> None:
+    """Counting cut answers as lengths would say that nobody gets past the cap."""
+    model, rng = SurvivalModel(), random.Random(3)
+    for _ in range(1000):
+        length = int(rng.expovariate(1 / 400)) + 1
+        model.ended(KEY, min(length, 256), finished=length <= 256)
+    table = model.table(KEY, 4096)
+    assert survives(table, 256) == pytest.approx(exp(-256 / 400), abs=0.05)
+    assert survives(table, 512) > 0.2
+
+
+def test_with_many_answers_and_none_cut_it_is_the_empirical_distribution() -> None:
+    model, rng = SurvivalModel(), random.Random(5)
+    lengths = [int(rng.lognormvariate(5, 1)) + 1 for _ in range(WINDOW)]
+    for length in lengths:
+        model.ended(KEY, length, finished=True)
+    table = model.table(KEY, 4096)
+    for tokens in (16, 64, 144, 304, 496):
+        truth = sum(length >= tokens for length in lengths) / len(lengths)
+        assert survives(table, tokens) == pytest.approx(truth, abs=0.03)
+
+
+def test_history_and_prior_are_weighed_twenty_to_the_number_of_answers() -> None:
+    """S = (k prior + n history) / (k + n) where nothing is censored, whatever the length."""
+    rng, history, prior = random.Random(9), LengthHistory(), exponential_hazards(300.0)
+    lengths = [rng.choice([40, 200, 333, 1000, 1000, 3000]) for _ in range(30)]
+    for length in lengths:
+        history.add(length, finished=True)
+    blended, alone = survival_from_hazards(history.hazards(prior, [])), survival_from_hazards(prior)
+    for slot, start in enumerate(SLOT_STARTS[:200]):
+        longer = sum(slot_of(length) >= slot for length in lengths)
+        assert blended[slot] == pytest.approx((20 * alone[slot] + longer) / 50, abs=1e-9), start
+
+
+def test_cold_start_is_a_quarter_of_the_cap_and_not_the_worst_case() -> None:
+    table = SurvivalModel().table(KEY, 4096)
+    assert mean_of(table) == pytest.approx(1024, rel=0.05)
+    assert survives(table, 1024) == pytest.approx(exp(-1), abs=0.02)
+
+
+def test_whatever_fits_is_not_taken_for_long() -> None:
+    """A01: the rest of a large context as cap says nothing of how long the answer will be."""
+    model = SurvivalModel()
+    assert model.table(KEY, 131_072) is model.table(KEY, 4096)
+    assert mean_of(model.table(KEY, 256)) == pytest.approx(64, rel=0.1)
+
+
+def test_the_engines_own_histogram_is_the_prior_once_it_has_two_hundred_answers() -> None:
+    few = LengthHistogram(bounds=(100.0, 200.0, inf), counts=(50.0, 100.0, 100.0))
+    many = LengthHistogram(bounds=(100.0, 200.0, inf), counts=(150.0, 300.0, 300.0))
+    model = SurvivalModel()
+    model.believe([few])
+    assert mean_of(model.table(KEY, 4096)) == pytest.approx(1024, rel=0.05)
+    model.believe([many])
+    model.refresh({})
+    table = model.table(KEY, 4096)
+    assert survives(table, 100) == pytest.approx(0.5, abs=0.1)
+    assert survives(table, 256) < 0.01
+    model.believe([few])  # fell: another process, with too few answers yet
+    model.refresh({})
+    assert mean_of(model.table(KEY, 4096)) == pytest.approx(1024, rel=0.05)
+
+
+def test_the_histograms_of_all_ranks_are_one_prior() -> None:
+    """Two ranks of different load must not take turns at being believed."""
+    one = LengthHistogram(bounds=(100.0, inf), counts=(190.0, 200.0))
+    two = LengthHistogram(bounds=(100.0, inf), counts=(10.0, 300.0))
+    odd = LengthHistogram(bounds=(7.0, inf), counts=(10.0, 300.0))
+    assert merged([one, two, odd]) == LengthHistogram(bounds=(100.0, inf), counts=(200.0, 500.0))
+    model = SurvivalModel()
+    model.believe([one, two])
+    assert survives(model.table(KEY, 4096), 100) == pytest.approx(0.6, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "counts"),
+    [((inf,), (300.0,)), ((1.0, 2.0, inf), (300.0, 300.0, 300.0)), ((8.0, 8.0, inf), (1.0, 1.0, 300.0))],
+)
+def test_odd_histograms_give_hazards_all_the_same(
+    bounds: tuple[float, ...], counts: tuple[float, ...]
+) -> None:
+    hazards = histogram_hazards(LengthHistogram(bounds=bounds, counts=counts))
+    assert hazards is not None
+    assert all(0.0 <= hazard <= 1.0 for hazard in hazards)
+
+
+def test_a_thin_class_speaks_like_its_parents_and_a_thick_one_for_itself() -> None:
+    model = SurvivalModel()
+    for _ in range(500):
+        model.ended(("m", "chat", "a"), 400, finished=True)
+    newcomer = model.table(("m", "chat", "b"), 4096)
+    assert survives(newcomer, 384) > 0.9
+    assert survives(newcomer, 448) < 0.1
+    for _ in range(200):
+        model.ended(("m", "chat", "b"), 40, finished=True)
+    model.refresh({})
+    assert survives(model.table(("m", "chat", "b"), 4096), 64) < 0.15
+    assert survives(model.table(("m", "chat", "a"), 4096), 384) > 0.6
+
+
+def test_what_is_in_flight_beats_what_history_predicted() -> None:
+    """Law 10: fifty answers that are past 1,000 tokens already are no short answers."""
+    model = SurvivalModel()
+    for _ in range(100):
+        model.ended(KEY, 50, finished=True)
+    assert survives(model.table(KEY, 4096), 512) < 0.2
+    model.refresh({KEY: [1000] * 50})
+    assert survives(model.table(KEY, 4096), 512) > 0.2
+    ahead = model.table(KEY, 4096).ahead(1000)
+    assert ahead.alive[0] == 1.0
+    assert ahead.alive[STEPS.index(256)] > 0.5
+
+
+def test_old_answers_are_forgotten() -> None:
+    history = LengthHistory()
+    for _ in range(WINDOW):
+        history.add(2000, finished=False)
+    for _ in range(WINDOW):
+        history.add(20, finished=True)
+    assert len(history) == WINDOW
+    assert (sum(history.finished), sum(history.censored)) == (WINDOW, 0)
+
+
+def test_classes_are_bounded_and_the_parents_stay() -> None:
+    """A caller that invents tenants must not fill the memory."""
+    model = SurvivalModel()
+    for i in range(MOST_CLASSES + 50):
+        model.ended(("m", "chat", f"t{i}"), 400, finished=True)
+        model.ended(("m", "chat", "regular"), 400, finished=True)
+    assert len(model._histories["m", "chat", "regular"]) == MOST_CLASSES + 50, "never the oldest"
+    assert len(model._histories) == MOST_CLASSES
+    assert {("m",), ("m", "chat"), ("m", "chat", f"t{MOST_CLASSES + 49}")} <= set(model._histories)
+    assert survives(model.table(("m", "chat", "t0"), 4096), 384) > 0.9
+
+
+def test_with_many_classes_each_table_is_renewed_in_its_turn() -> None:
+    model = SurvivalModel()
+    keys = [("m", "chat", f"t{i}") for i in range(40)]
+    before = {key: model.table(key, 4096) for key in keys}
+    for _ in range(5):
+        model.refresh({})
+        after = {key: model.table(key, 4096) for key in keys}
+    assert all(before[key] is not after[key] for key in keys)
+
+
+def test_survival_never_rises_and_never_reaches_zero() -> None:
+    for hazards in (exponential_hazards(0.5), exponential_hazards(1e6), [1.0] * len(SLOT_STARTS)):
+        survival = survival_from_hazards(hazards)
+        assert len(survival) == len(SLOT_STARTS)
+        assert survival[0] == 1.0
+        assert all(0.0 < b <= a for a, b in pairwise(survival))
+
+
+def test_a_history_beyond_all_lengths_leaves_the_tail_to_the_prior() -> None:
+    history, prior = LengthHistory(), exponential_hazards(100.0)
+    history.add(10, finished=True)
+    hazards = history.hazards(prior, [20])
+    assert hazards[slot_of(10)] > prior[slot_of(10)]
+    assert hazards[slot_of(24) :] == prior[slot_of(24) :]
