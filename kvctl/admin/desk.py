@@ -206,8 +206,7 @@ class Desk:
 
 def show(knob: Knob, value: Value) -> str:
     """A knob's value as an operator would write it."""
-    shown: str = SPECS[knob].kind.show(value)
-    return shown
+    return SPECS[knob].show(value)
 
 
 def _known(knob: str) -> Knob | None:
@@ -219,6 +218,6 @@ def _parsed(knob: str, value: object) -> object:
     if known is None or not isinstance(value, str):
         return value
     try:
-        return SPECS[known].kind.parse(value)
+        return SPECS[known].read(value)
     except ValueError as error:
         raise OverrideError(Refusal.BAD_VALUE, f"{knob} = {value!r} {error}") from None

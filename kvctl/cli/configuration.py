@@ -41,7 +41,7 @@ def check_config(config: Path | None, output: str) -> None:
             raise CommandError(str(error)) from None
         emit({"ok": False, "problems": [str(problem) for problem in error.problems], "warnings": []})
         raise SystemExit(FAILED) from None
-    found = warnings(settings)
+    found = list(warnings(settings))
     if output == "json":
         emit({"ok": True, "problems": [], "warnings": found})
     else:

@@ -16,7 +16,7 @@ def setting_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     """A flag for every setting; values are judged by the settings, so that all places take the same forms."""
     for spec in reversed(list(SPECS.values())):
         option = click.option(
-            spec.flag, spec.attribute, metavar=spec.kind.name.upper().replace(" ", "_"), help=spec.help
+            spec.flag, spec.attribute, metavar=spec.form.name.upper(), help=spec.field.description
         )
         command = option(command)
     return command

@@ -20,6 +20,7 @@ The behaviour that overload is made of, and that a gate must foresee:
 """
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -180,6 +181,65 @@ class Scheduler:
             self.running = [sequence for sequence in self.running if id(sequence) not in ended]
         return sampled
 
+    def glidable(self, longest: int) -> int:
+        """Steps, at most ``longest``, that are certain to do nothing but bring every running sequence a token.
+
+        All running decode, the head of waiting cannot start, nobody ends and the pool suffices.
+        """
+        running = self.running
+        if not running or len(running) > self.config.max_num_batched_tokens or self._head_can_start():
+            return 0
+        steps = longest
+        for sequence in running:
+            if sequence.computed + 1 != sequence.prompt + sequence.output or not sequence.output:
+                return 0
+            steps = min(steps, self._left(sequence) - 1)
+        while steps > 0 and self._missing(steps) > self.pool.free:
+            steps //= 2
+        return steps
+
+    def glide_seconds(self, steps: int) -> list[float]:
+        """How long each of the next ``steps`` steps of a glide takes."""
+        count, held = len(self.running), sum([sequence.computed for sequence in self.running])
+        seconds = self.config.profile.step_seconds
+        return [
+            seconds(prefill_tokens=0, decode_sequences=count, kv_tokens=held + step * count)
+            for step in range(steps)
+        ]
+
+    def glide(self, steps: int, *, under_way: bool) -> None:
+        """``steps`` glidable steps are over; ``under_way``: another has taken its blocks and computes."""
+        ahead = 1 if under_way else 0
+        size, take = self.config.block_size, self.pool.take
+        for sequence in self.running:
+            sequence.computed += steps
+            sequence.output += steps
+            missing = -(-(sequence.computed + ahead) // size) - len(sequence.blocks)
+            if missing > 0:
+                sequence.blocks += take(missing) or ()
+        self.counters.generation_tokens += steps * len(self.running)
+        self.counters.steps += steps
+
+    def step_under_way(self) -> Plan:
+        """The step of a glide that has taken its blocks, as a plan to commit."""
+        chunks = tuple(Chunk(sequence, 1) for sequence in self.running)
+        return Plan(chunks=chunks, preempted=(), seconds=self._seconds(chunks))
+
+    def _head_can_start(self) -> bool:
+        if not self.waiting or len(self.running) >= self.config.max_num_seqs:
+            return False
+        return self.pool.blocks_for(self.waiting[0].tokens) <= self.pool.free
+
+    def _left(self, sequence: Sequence) -> int:
+        """Tokens until ``sequence`` ends."""
+        most = min(sequence.true_output, sequence.max_output, self.config.max_model_len - sequence.prompt)
+        return most - sequence.output
+
+    def _missing(self, steps: int) -> int:
+        """Blocks that all running need more for ``steps`` tokens each."""
+        size = self.config.block_size
+        return sum([-(-(one.computed + steps) // size) - len(one.blocks) for one in self.running])
+
     def _plan_running(self, budget: int) -> tuple[list[Chunk], list[Sequence], int]:
         chunks: list[Chunk] = []
         preempted: list[Sequence] = []
@@ -255,7 +315,7 @@ class Scheduler:
         self.pool.give_back(sequence.blocks)
         self.counters.finished[finish] += 1
 
-    def _seconds(self, chunks: list[Chunk]) -> float:
+    def _seconds(self, chunks: Collection[Chunk]) -> float:
         decoding = sum(chunk.sequence.decoding for chunk in chunks)
         return self.config.profile.step_seconds(
             prefill_tokens=sum(chunk.tokens for chunk in chunks) - decoding,

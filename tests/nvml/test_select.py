@@ -1,7 +1,8 @@
 import pytest
+from pydantic import TypeAdapter
 
 from kvctl.gpu.select import Card, CardState, Kind, Selector, SelectorError, parse_selector, select
-from kvctl.settings.units import gpus
+from kvctl.settings.types import Gpus
 
 FIRST = Card(index=0, uuid="GPU-8932f937-d72c-4106-c12f-20bd9faed9f6", pci="00000000:3b:00.0")
 SECOND = Card(index=1, uuid="GPU-8932aaaa-0000-0000-0000-000000000000", pci="00000001:af:00.0")
@@ -87,4 +88,4 @@ def test_a_lost_card_is_still_chosen_by_index() -> None:
     ],
 )
 def test_what_the_settings_let_through_is_a_selector(text: str) -> None:
-    assert parse_selector(*gpus([text])).text
+    assert parse_selector(*TypeAdapter(Gpus).validate_python([text])).text

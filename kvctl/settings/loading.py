@@ -1,0 +1,71 @@
+"""Defaults < file < environment < credentials < flags, read and judged."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from kvctl.settings.errors import SettingsError
+from kvctl.settings.model import AT_ODDS, SOURCES, SPECS, Settings
+from kvctl.settings.sources import Place, from_credentials, from_environment, from_file, from_flags, nearest
+from kvctl.settings.usual import CONFIG_VARIABLE, DEFAULT_CONFIG
+
+_NO_FLAGS: Mapping[str, object] = MappingProxyType({})
+
+
+def load(config: Path | None, env: Mapping[str, str], flags: Mapping[str, object] = _NO_FLAGS) -> Settings:
+    """The settings in force. ``config`` None: $KVCTL_CONFIG, else the default file where there is one.
+
+    ``flags`` maps keys to values as given. Raises SettingsError with every fault found.
+    """
+    named = config or (Path(env[CONFIG_VARIABLE]) if env.get(CONFIG_VARIABLE) else None)
+    places = [
+        from_file(named or DEFAULT_CONFIG, must_exist=named is not None),
+        from_environment(env),
+        from_credentials(env.get("CREDENTIALS_DIRECTORY")),
+        from_flags(flags),
+    ]
+    if problems := [each for place in places for each in (*place.problems, *_misfits(place))]:
+        raise SettingsError(problems)
+    owners = {key: place for place in places for key in place.state()}
+    token = SOURCES.set(tuple(place.source for place in reversed(places)))
+    try:
+        settings = Settings()  # type: ignore[call-arg]  # the sources have it
+    except ValidationError as error:
+        raise SettingsError(_at_large(each, owners) for each in error.errors()) from None
+    finally:
+        SOURCES.reset(token)
+    settings._origins = {key: place.origin(key) for key, place in owners.items()}  # noqa: SLF001
+    return settings
+
+
+def _misfits(place: Place) -> list[str]:
+    """What the model says to one place alone: a bad file is bad all the same where a flag hides it."""
+    try:
+        Settings(**place.state())
+    except ValidationError as error:
+        told = [_told(place, each) for each in error.errors() if each["type"] not in ("missing", AT_ODDS)]
+        return list(dict.fromkeys(told))  # a list may have many bad items
+    return []
+
+
+def _told(place: Place, error: ErrorDetails) -> str:
+    key = str(error["loc"][0])
+    start = f"{place.where(key)}: {place.name(key)}"
+    if error["type"] == "extra_forbidden":
+        near = nearest(key)
+        remedy = f"did you mean {place.name(near)}?" if near else "see docs/configuration.md for the names"
+        return f"{start} is not a setting; {remedy}"
+    return f"{start} = {place.state()[key]!r} {SPECS[key].complaint(error)}"
+
+
+def _at_large(error: ErrorDetails, owners: Mapping[str, Place]) -> str:
+    """What shows only in all places together."""
+    key = str(error["loc"][0])
+    if error["type"] == AT_ODDS:
+        origin = owners[key].origin(key).where if key in owners else "settings"
+        return f"{origin}: {key} {error['msg']}"
+    variable = SPECS[key].variable
+    return f"settings: {key} is not set; set {variable}=http://127.0.0.1:8000, say, or {key} in the file"

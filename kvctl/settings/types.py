@@ -1,0 +1,113 @@
+"""The settings' types: how pydantic reads, checks and writes each kind of value."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, StringConstraints
+
+from kvctl.core.outcomes import Policy as PolicyWord
+from kvctl.settings import units
+
+_CARD = r"(?i)^(all|none|\d+|(GPU|MIG)-[0-9a-z/-]+|([0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}(\.[0-7])?)$"
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """``name`` is the placeholder of the flag; ``expects`` completes "write ..."."""
+
+    name: str
+    expects: str
+
+
+def _shown_by(show: Callable[[Any], str]) -> PlainSerializer:
+    """What JSON mode writes: text that reads back as the same value."""
+    return PlainSerializer(lambda value: "none" if value is None else show(value), when_used="json")
+
+
+def _or_none(given: object) -> object:
+    return None if _lower(given) == "none" else given
+
+
+def _lower(given: object) -> object:
+    return given.lower() if isinstance(given, str) else given
+
+
+def _number(given: object) -> object:
+    return int(given) if isinstance(given, str) and given.isdecimal() else given
+
+
+def _listed(given: object) -> object:
+    """What the environment separates by commas; a number is a list of one."""
+    text = str(given) if isinstance(given, str | int) else None
+    return given if text is None else [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _cards(given: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(given)) < len(given) or (len(given) > 1 and {"all", "none"}.intersection(given)):
+        raise ValueError("names a card twice")
+    return given
+
+
+_SECONDS = (_shown_by(units.show_duration), Form("duration", "a time such as 200ms, 30s or 10min"))
+_COUNT = (_shown_by(str), Form("number", "a whole number"))
+_LIST = (BeforeValidator(_listed), _shown_by(",".join))
+_WORD = BeforeValidator(_lower)
+
+Duration = Annotated[float, BeforeValidator(units.duration), *_SECONDS]
+MaybeDuration = Annotated[Duration | None, BeforeValidator(_or_none), *_SECONDS]
+Size = Annotated[
+    int, BeforeValidator(units.size), _shown_by(units.show_size), Form("size", "a size such as 64KiB or 1GiB")
+]
+Ratio = Annotated[
+    float,
+    BeforeValidator(units.ratio),
+    _shown_by(lambda share: f"{share * 100:g}%"),
+    Form("ratio", "a share such as 8% or 0.08"),
+]
+Count = Annotated[int, *_COUNT]
+MaybeCount = Annotated[int | None, BeforeValidator(_or_none), *_COUNT]
+Switch = Annotated[bool, _shown_by(lambda on: str(on).lower()), Form("switch", "true or false")]
+Text = Annotated[
+    str, StringConstraints(strip_whitespace=True, pattern=r"^\P{Cc}+$"), Form("text", "text, in one line")
+]
+WholePath = Annotated[Path, AfterValidator(units.whole_path), Form("path", "an absolute path")]
+SocketPath = Annotated[
+    Path, AfterValidator(units.socket_path), Form("path", "an absolute path of at most 107 bytes")
+]
+Address = Annotated[
+    units.Address,
+    BeforeValidator(units.address),
+    _shown_by(str),
+    Form("address", "host:port, [::1]:port or :port"),
+]
+BaseUrl = Annotated[
+    str, BeforeValidator(units.base_url), Form("url", "a base URL such as http://127.0.0.1:8000")
+]
+BasePath = Annotated[
+    str,
+    Field(pattern=r"^(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)*$"),
+    Form("prefix", "a prefix such as /llm, or nothing"),
+]
+Routes = Annotated[
+    tuple[Annotated[str, Field(pattern=r"^/\S+$")], ...],
+    *_LIST,
+    Form("routes", "a list such as /v1/rerank,/v1/score"),
+]
+Gpus = Annotated[
+    tuple[Annotated[str, Field(pattern=_CARD, coerce_numbers_to_str=True)], ...],
+    Field(min_length=1),
+    AfterValidator(_cards),
+    *_LIST,
+    Form("cards", "all, none, or a list of indexes, UUIDs or PCI ids"),
+]
+Engine = Annotated[Literal["auto", "vllm"], _WORD, Form("engine", "auto or vllm")]
+Policy = Annotated[PolicyWord, _WORD, Form("policy", "forecast, static or none")]
+OverloadStatus = Annotated[
+    Literal[429, 503, 529], BeforeValidator(_number), Form("status", "429, 503 or 529")
+]
+LogLevel = Annotated[
+    Literal["debug", "info", "warning", "error"], _WORD, Form("level", "debug, info, warning or error")
+]
+LogFormat = Annotated[Literal["text", "json"], _WORD, Form("format", "text or json")]
