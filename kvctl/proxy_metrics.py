@@ -41,8 +41,8 @@ class ProxyReports:
         """A prompt was counted."""
         self._metrics.counted(method, seconds)
 
-    def admitted(self, seconds: float) -> None:
-        """The gate let a request in after that time."""
+    def decided(self, seconds: float) -> None:
+        """The gate took that time to decide on a request."""
         self._metrics.decided(seconds)
 
     def fault(self, word: ProxyFault) -> None:

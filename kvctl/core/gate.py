@@ -196,8 +196,10 @@ class Gate:
         self._retry.drained(self._forecast.remove(event.request_id), now)
         lease = record.lease
         natural = event.reason in {EndReason.FINISHED, EndReason.CAPPED}
-        # A length that nobody counted is a guess: at risk that far, but no answer of that length.
-        counted = lease.streaming or event.output_tokens is not None
+        # A length that nobody counted (no usage, and a stream in a form that could not be read) is a guess:
+        # at risk that far, but no answer of that length.
+        seen = lease.streaming and lease.first_token_at is not None
+        counted = seen or event.output_tokens is not None
         finished = event.reason is EndReason.FINISHED and counted
         if finished or record.output_tokens > 0:
             self._survival.ended(lease.key, lease.output_per_sequence, finished=finished)

@@ -183,7 +183,7 @@ _ADMISSION = (
         RATIO,
         _ENGINE,
     ),
-    _histogram("kvctl_decision_seconds", "From a counted request to its admission.", OWN_SECONDS),
+    _histogram("kvctl_decision_seconds", "From a counted request to the gate's decision on it.", OWN_SECONDS),
     _histogram(
         "kvctl_token_count_seconds",
         "Time to count a request's prompt tokens.",

@@ -9,7 +9,15 @@ from pydantic_core import ErrorDetails
 
 from kvctl.settings.errors import SettingsError
 from kvctl.settings.model import AT_ODDS, SOURCES, SPECS, Settings
-from kvctl.settings.sources import Place, from_credentials, from_environment, from_file, from_flags, nearest
+from kvctl.settings.sources import (
+    Place,
+    from_credentials,
+    from_environment,
+    from_file,
+    from_flags,
+    from_home,
+    nearest,
+)
 from kvctl.settings.usual import CONFIG_VARIABLE, DEFAULT_CONFIG
 
 _NO_FLAGS: Mapping[str, object] = MappingProxyType({})
@@ -22,6 +30,7 @@ def load(config: Path | None, env: Mapping[str, str], flags: Mapping[str, object
     """
     named = config or (Path(env[CONFIG_VARIABLE]) if env.get(CONFIG_VARIABLE) else None)
     places = [
+        from_home(env),
         from_file(named or DEFAULT_CONFIG, must_exist=named is not None),
         from_environment(env),
         from_credentials(env.get("CREDENTIALS_DIRECTORY")),

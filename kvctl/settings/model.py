@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Self
 
@@ -22,7 +21,7 @@ from kvctl.core.outcomes import Policy
 from kvctl.settings import types as t
 from kvctl.settings.checks import disagreements
 from kvctl.settings.units import Address
-from kvctl.settings.usual import ADMIN_SOCKET
+from kvctl.settings.usual import ADMIN_SOCKET, STATE_DIR
 
 ENV_PREFIX = "KVCTL_"
 MS, MIN, HOUR, DAY = 0.001, 60, 3600, 86400
@@ -78,9 +77,9 @@ class Settings(BaseSettings):
     admin_listen: t.Address = Address("127.0.0.1", 9109)
     """Where /metrics, /healthz and /readyz are served. Nothing changes anything there."""
     admin_socket: t.SocketPath = ADMIN_SOCKET
-    """Unix socket of the admin API, mode 0660."""
-    state_dir: t.WholePath = Path("/var/lib/kvctl")
-    """Where overrides and the audit log outlive a restart."""
+    """Unix socket of the admin API, mode 0660. A user who may not write there: $XDG_RUNTIME_DIR/kvctl."""
+    state_dir: t.WholePath = STATE_DIR
+    """Where overrides and audit outlive a restart. A user who may not write there: ~/.local/state/kvctl."""
 
     margin: t.Ratio = Field(default=0.05, ge=0, le=0.95)
     """Share of the capacity that is kept free."""

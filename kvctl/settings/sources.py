@@ -19,7 +19,7 @@ from pydantic_settings import SettingsError as SourceError
 
 from kvctl.settings import toml
 from kvctl.settings.model import ENV_PREFIX, SPECS, Layer, Origin, Settings
-from kvctl.settings.usual import CONFIG_VARIABLE
+from kvctl.settings.usual import CONFIG_VARIABLE, homely
 
 _QUOTED = re.compile(r"""(["'])(.*)\1""", re.DOTALL)
 _SHELL = re.compile(r"\s#|\$\w|\$\{\w")
@@ -50,6 +50,16 @@ def nearest(word: str, likeness: float = 0.6) -> str | None:
     """The key that looks most like ``word``."""
     near = difflib.get_close_matches(word.lower().replace("-", "_"), SPECS, n=1, cutoff=likeness)
     return near[0] if near else None
+
+
+def from_home(env: Mapping[str, str]) -> Place:
+    """Where an ordinary user's daemon keeps what the service keeps in places of its own."""
+    return Place(
+        layer=Layer.DEFAULT,
+        source=InitSettingsSource(Settings, homely(env)),
+        name=lambda _: "not run as the service",
+        where=lambda _: "default",
+    )
 
 
 def from_file(path: Path, *, must_exist: bool) -> Place:

@@ -5,22 +5,16 @@ Law 8: degraded is a state, not an exit. None of these keeps the daemon from sta
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 from kvctl.settings.model import Settings
+from kvctl.settings.usual import writable
 
 
 def warnings(settings: Settings) -> Iterator[str]:
     """One sentence for each, for the user that this process runs as."""
-    if not _writable(settings.state_dir):
+    if not writable(settings.state_dir):
         yield f"state_dir {settings.state_dir} cannot be written: overrides would not outlive a restart"
-    if not _writable(settings.admin_socket.parent):
+    if not writable(settings.admin_socket.parent):
         yield f"admin_socket {settings.admin_socket}: its folder cannot be written, so no command would work"
     if settings.tokenizer not in ("engine", "bound") and not os.access(settings.tokenizer, os.R_OK):
         yield f"tokenizer {settings.tokenizer} cannot be read: prompts would be bounded by their bytes"
-
-
-def _writable(folder: Path) -> bool:
-    """Whether the folder is there for this user, or could be made."""
-    there = next((each for each in (folder, *folder.absolute().parents) if each.exists()), Path("/"))
-    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)

@@ -1,5 +1,6 @@
 """Where things usually are, for commands that must not wait for pydantic."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,6 +10,33 @@ from kvctl.settings.units import socket_path
 DEFAULT_CONFIG = Path("/etc/kvctl/kvctl.toml")
 CONFIG_VARIABLE = "KVCTL_CONFIG"  # names the file, so it is no setting of its own
 ADMIN_SOCKET = Path("/run/kvctl/kvctl.sock")
+STATE_DIR = Path("/var/lib/kvctl")
+
+
+def own_socket(env: Mapping[str, str]) -> Path:
+    """Where the socket is of a daemon that an ordinary user runs by hand."""
+    return Path(env.get("XDG_RUNTIME_DIR") or f"/tmp/kvctl-{os.getuid()}") / "kvctl" / ADMIN_SOCKET.name  # noqa: S108
+
+
+def own_state(env: Mapping[str, str]) -> Path:
+    """Where the state is of such a daemon."""
+    return Path(env.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "kvctl"
+
+
+def writable(folder: Path) -> bool:
+    """Whether the folder is there for this user, or could be made."""
+    there = next((each for each in (folder, *folder.absolute().parents) if each.exists()), Path("/"))
+    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+
+
+def homely(env: Mapping[str, str]) -> dict[str, str]:
+    """Defaults of an ordinary user, who may write to none of the service's places; empty for the service."""
+    found = {}
+    if not writable(ADMIN_SOCKET.parent):
+        found["admin_socket"] = str(own_socket(env))
+    if not writable(STATE_DIR):
+        found["state_dir"] = str(own_state(env))
+    return found
 
 
 def socket_of(env: Mapping[str, str]) -> Path:
@@ -17,4 +45,5 @@ def socket_of(env: Mapping[str, str]) -> Path:
     try:
         return socket_path(Path(document["admin_socket"]))
     except (KeyError, TypeError, ValueError):
-        return ADMIN_SOCKET
+        own = own_socket(env)
+        return own if own.exists() and not ADMIN_SOCKET.exists() else ADMIN_SOCKET

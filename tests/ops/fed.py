@@ -27,6 +27,7 @@ from kvctl.gpu.base import GpuReading
 from kvctl.metrics import Metrics, SourceView
 from kvctl.metrics.catalog import DISCONNECT_PHASES, OUTCOMES, UPSTREAM_ERRORS
 from kvctl.tokens.base import CountMethod
+from kvctl.tokens.chain import ChainCounter
 
 ENGINE = "http://127.0.0.1:8000"
 WALL = 1_700_000_000.0
@@ -64,6 +65,7 @@ class Fed:
         self.metrics.add_engine(ENGINE, lambda: self.gate.status(self.now))
         self.metrics.gpu = lambda: self.reading
         self.metrics.overrides = lambda: self.overrides.active(self.now).values()
+        self.metrics.counting = ChainCounter(())
         self.metrics.sources["nvml"] = lambda: SourceView(up=self.reading.fault is None, read_at=self.now - 1)
         self.metrics.sources["engine_metrics"] = lambda: SourceView(
             up=True, read_at=self.now - 0.1, duration_s=0.004

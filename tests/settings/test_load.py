@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvctl.core.outcomes import Policy
-from kvctl.settings import SPECS, Address, Layer, Settings, SettingsError, load, socket_of
+from kvctl.settings import SPECS, Address, Layer, Settings, SettingsError, load, socket_of, usual
 from kvctl.settings.document import as_document
 from kvctl.settings.reference import renewed
 from kvctl.settings.surroundings import warnings
@@ -379,3 +379,23 @@ def test_the_contract_of_names() -> None:
         "KVCTL_ROUTES_ADMIN_PASS",
     }
     assert len({spec.flag for spec in SPECS.values()}) == len(SPECS)
+
+
+def test_an_ordinary_user_needs_no_folder_of_the_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A file is a folder that nobody can write to, root included.
+    (tmp_path / "file").touch()
+    service = tmp_path / "file" / "kvctl.sock"
+    monkeypatch.setattr(usual, "ADMIN_SOCKET", service)
+    monkeypatch.setattr(usual, "STATE_DIR", tmp_path / "file" / "state")
+    env = {**URL, "XDG_RUNTIME_DIR": str(tmp_path / "run"), "XDG_STATE_HOME": str(tmp_path / "state")}
+    settings = load(None, env)
+    assert settings.admin_socket == tmp_path / "run" / "kvctl" / "kvctl.sock"
+    assert settings.state_dir == tmp_path / "state" / "kvctl"
+    assert settings.origin("admin_socket").layer is Layer.DEFAULT
+    assert socket_of(env) == service
+    settings.admin_socket.parent.mkdir(parents=True)
+    settings.admin_socket.touch()
+    assert socket_of(env) == settings.admin_socket
+    assert load(None, {**env, "KVCTL_ADMIN_SOCKET": "/x/y.sock"}).admin_socket == Path("/x/y.sock")

@@ -1,0 +1,1 @@
+"""HTTP in and out: routes, request shapes, errors per API, relay."""

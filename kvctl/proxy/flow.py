@@ -1,0 +1,140 @@
+"""One admitted request, from its lease to the end of its answer.
+
+Law 1: one lease, ended once. The lease is a context manager around everything here, and ``finished`` ends it
+at the moment when the engine's part is over, whatever the client still has to read.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from kvctl.control.gatekeeper import LeaseHandle
+from kvctl.core.outcomes import EndReason
+from kvctl.proxy.relay import ClientStream
+from kvctl.proxy.response import Response, UpstreamError, UpstreamTimeoutError
+from kvctl.proxy.sniffer import Findings, NoSniffer, Sniffer, sniffer_for
+
+log = logging.getLogger("kvctl.proxy")
+
+
+class Relayed:
+    """A passed answer on its way from the engine to the client: no lease, nothing read along."""
+
+    __slots__ = ("_clock", "error", "first_byte_at", "response", "stream")
+
+    def __init__(self, response: Response, stream: ClientStream, clock: Callable[[], float]) -> None:
+        self.response = response
+        self.stream = stream
+        self.error: UpstreamError | None = None
+        self.first_byte_at: float | None = None
+        self._clock = clock
+
+    @property
+    def at_border(self) -> bool:
+        """Whether an event may be added behind what came."""
+        return False
+
+    @property
+    def output_tokens(self) -> int | None:
+        """Tokens of the answer, where they are known."""
+        return None
+
+    def data(self, data: bytes) -> None:
+        """More of the body."""
+        if self.first_byte_at is None:
+            self.first_byte_at = self._clock()
+        self.stream.data(data)
+
+    def finished(self, error: UpstreamError | None) -> None:
+        """The engine's part is over."""
+        self.error = error
+        if error is None:
+            self.stream.finish()
+
+
+class Metered(Relayed):
+    """A generation's answer: its tokens are counted on the side, and its lease ends with it."""
+
+    __slots__ = ("_lease", "_sniffer", "end")
+
+    def __init__(
+        self, response: Response, stream: ClientStream, clock: Callable[[], float], lease: LeaseHandle
+    ) -> None:
+        super().__init__(response, stream, clock)
+        self._lease = lease
+        self._sniffer = _sniffer_of(response)
+        self.end: EndReason | None = None
+        if response.status >= 400:
+            self.close(EndReason.ENGINE_REFUSED)  # the engine holds nothing for it any more
+
+    @property
+    def at_border(self) -> bool:
+        """Whether an event may be added behind what came."""
+        return self._sniffer.at_border
+
+    @property
+    def output_tokens(self) -> int | None:
+        """By the engine's usage, else as counted."""
+        found = self._sniffer.found
+        return found.output_tokens if found.output_tokens is not None else (found.tokens or None)
+
+    def data(self, data: bytes) -> None:
+        """More of the body: first to the client, then to the books."""
+        super().data(data)
+        try:
+            tokens = self._sniffer.feed(data)
+            if tokens:
+                self._lease.progress(tokens)
+        except Exception:  # a defect of the books must not break the relay
+            log.exception("an answer is relayed without being counted")
+            self._sniffer = NoSniffer()
+
+    def finished(self, error: UpstreamError | None) -> None:
+        """The engine's part is over."""
+        super().finished(error)
+        if error is None:
+            self._sniffer.end()
+        self.close(end_reason(self._sniffer.found, error))
+
+    def close(self, reason: EndReason) -> None:
+        """End the lease with what is known; the first word counts."""
+        if self.end is None:
+            self.end = reason
+            found = self._sniffer.found
+            self._lease.end(reason, output_tokens=found.output_tokens, prompt_tokens=found.prompt_tokens)
+
+
+def end_reason(found: Findings, error: UpstreamError | None) -> EndReason:
+    """How an answer with a good status ended."""
+    if isinstance(error, UpstreamTimeoutError):
+        return EndReason.TIMEOUT
+    if error is not None:
+        return EndReason.ENGINE_ERROR
+    if found.error:
+        return EndReason.ENGINE_ERROR if found.tokens else EndReason.ENGINE_REFUSED
+    if found.recognised and not found.finished and found.tokens:
+        return EndReason.ENGINE_ERROR  # a clean close in the middle of a generation
+    return EndReason.CAPPED if found.capped else EndReason.FINISHED
+
+
+def _sniffer_of(response: Response) -> Sniffer:
+    if response.status != 200:
+        return NoSniffer()
+    values = {name.lower(): value for name, value in response.headers}
+    return sniffer_for(values.get(b"content-type", b""), values.get(b"content-encoding", b""))
+
+
+class Flight:
+    """A request in course, as the drain sees it: may be cut, once."""
+
+    __slots__ = ("_task", "cut_short")
+
+    def __init__(self) -> None:
+        self._task = asyncio.current_task()
+        self.cut_short = False
+
+    def cut(self) -> None:
+        """The drain's time is over: the lease ends with ``shutdown``, the stream is broken off."""
+        if self._task is not None and not self.cut_short:
+            self.cut_short = True
+            self._task.cancel()

@@ -1,0 +1,88 @@
+"""Which headers travel, in which order: everything end to end, nothing hop by hop.
+
+Law 5: bytes pass unchanged. Headers stay a list of pairs from one side to the other: order, spelling and
+duplicates are kept. Dropped are the hop-by-hop ones, those that ``Connection`` names, and the framing, which
+each side has its own.
+"""
+
+from collections.abc import Sequence
+from http import HTTPStatus
+
+from kvctl.proxy.response import Headers
+
+RawHeaders = Sequence[tuple[bytes, bytes]]
+
+_HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+_NOT_UPSTREAM = _HOP_BY_HOP | {b"host", b"content-length", b"expect"}
+_UNFRAMED = _HOP_BY_HOP | {b"content-length"}
+_REASONS = {status.value: status.phrase.encode("ascii") for status in HTTPStatus}
+
+
+def _kept(headers: RawHeaders, dropped: frozenset[bytes]) -> tuple[Headers, set[bytes]]:
+    """What travels on, and the names (in lower case) of everything that came."""
+    named = [(header[0].lower(), header) for header in headers]
+    present = {name for name, _ in named}
+    if b"connection" in present:
+        values = [value.lower() for name, (_, value) in named if name == b"connection"]
+        nominated = {word.strip() for value in values for word in value.split(b",")}
+        dropped = dropped | nominated
+        present -= nominated
+    return [header for name, header in named if name not in dropped], present
+
+
+def for_engine(headers: RawHeaders, *, peer: str | None, scheme: str, request_id: str) -> Headers:
+    """The client's headers as the engine gets them; Host and Content-Length are the upstream's to add.
+
+    The peer is appended to X-Forwarded-For as a line of its own: the client's lines stay untouched.
+    """
+    kept, present = _kept(headers, _NOT_UPSTREAM)
+    if b"host" in present and b"x-forwarded-host" not in present:
+        kept.append((b"X-Forwarded-Host", next(value for name, value in headers if name.lower() == b"host")))
+    if peer is not None:
+        kept.append((b"X-Forwarded-For", peer.encode("ascii", "replace")))
+    if b"x-forwarded-proto" not in present:
+        kept.append((b"X-Forwarded-Proto", scheme.encode("ascii")))
+    if b"x-request-id" not in present:
+        kept.append((b"X-Request-Id", request_id.encode("ascii", "replace")))
+    return kept
+
+
+def for_client(headers: RawHeaders, *, request_id: str, keep_length: bool, event_stream: bool) -> Headers:
+    """The engine's headers as the client gets them, without Connection and Transfer-Encoding.
+
+    ``keep_length``: the body's length was declared and holds. Event streams ask proxies in front not to
+    buffer or store them.
+    """
+    kept, present = _kept(headers, _HOP_BY_HOP if keep_length else _UNFRAMED)
+    if event_stream and b"x-accel-buffering" not in present:
+        kept.append((b"X-Accel-Buffering", b"no"))
+    if event_stream and b"cache-control" not in present:
+        kept.append((b"Cache-Control", b"no-cache"))
+    if b"x-request-id" not in present:
+        kept.append((b"X-Request-Id", request_id.encode("ascii", "replace")))
+    return kept
+
+
+def reason_of(status: int) -> bytes:
+    """The usual phrase of a status; empty for one that has none."""
+    return _REASONS.get(status, b"")
+
+
+def serialise(version: tuple[int, int], status: int, reason: bytes, headers: RawHeaders) -> bytes:
+    """Status line and headers, with the empty line that ends them."""
+    lines = [b"HTTP/%d.%d %d %b" % (*version, status, reason)]
+    lines += [b"%b: %b" % header for header in headers]
+    lines.append(b"\r\n")
+    return b"\r\n".join(lines)

@@ -1,0 +1,132 @@
+"""Bytes of a body -> the object that the engine's own parser reads from them.
+
+The engine parses with Python's json module: it takes a BOM, UTF-16, NaN, lone surrogates. msgspec is several
+times faster and reads the same from whatever it accepts, so it goes first, and json decides where it refuses.
+Where two parsers could read different limits from the same bytes (a key that decides the claim given twice:
+the first wins for some, the last for others) the body is refused.
+"""
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from kvctl.proxy.limits import BadRequest, malformed
+
+DECIDING = frozenset(
+    {
+        "model",
+        "messages",
+        "prompt",
+        "prompt_embeds",
+        "tools",
+        "max_tokens",
+        "max_completion_tokens",
+        "max_output_tokens",
+        "max_new_tokens",
+        "n",
+        "best_of",
+        "truncate_prompt_tokens",
+        "add_special_tokens",
+        "chat_template_kwargs",
+        "documents",
+        "kv_transfer_params",
+        "echo",
+        "stream",
+    }
+)
+"""Top-level keys of which a second one would make two parsers read different claims."""
+
+_KEYS = re.compile(rb'"(' + b"|".join(sorted(key.encode() for key in DECIDING)) + rb')"\s*:')
+# A letter or underscore written as an escape: the key may hide from a search for its plain spelling.
+_ESCAPED_LETTER = re.compile(rb"\\u00(?:5[fF]|[46][1-9a-fA-F]|[57][0-9aA])", re.ASCII)
+_decode = msgspec.json.Decoder().decode
+
+
+def read_object(body: bytes) -> dict[str, Any] | BadRequest:
+    """The JSON object in ``body``, or the engine's answer to what is none. Never raises."""
+    if not body:
+        return malformed("missing", "body", "Field required", "None")
+    try:
+        data = _parse(body)
+    except json.JSONDecodeError as error:
+        return _invalid_json(error)
+    except (ValueError, RecursionError):  # undecodable bytes, an absurd number, or nesting past all bounds
+        return BadRequest(message="There was an error parsing the body")
+    if not isinstance(data, dict):
+        return _no_object(data)
+    twice = _repeated(body, data)
+    return data if twice is None else _ambiguous(twice)
+
+
+def _parse(body: bytes) -> Any:
+    try:
+        return _decode(body)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return json.loads(body)
+
+
+def _invalid_json(error: json.JSONDecodeError) -> BadRequest:
+    return malformed(
+        "json_invalid",
+        f"body.{error.pos}",
+        "JSON decode error",
+        "<dict of 0 items>",
+        {"error": error.msg},
+    )
+
+
+def _no_object(data: object) -> BadRequest:
+    if data is None:
+        return malformed("missing", "body", "Field required", "None")
+    shown = f"<list of {len(data)} items>" if isinstance(data, list) else str(data)[:200]
+    message = "Input should be a valid dictionary or object to extract fields from"
+    return malformed("model_attributes_type", "body", message, shown)
+
+
+def _repeated(body: bytes, data: dict[str, Any]) -> str | None:
+    """A deciding key that stands twice at the top level. The cheap search only tells when to look closer."""
+    if not _may_repeat(body):
+        return None
+    top: list[str] = []
+
+    def keep(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        top[:] = [key for key, _ in pairs]  # the outermost object is closed last
+        return dict(pairs)
+
+    try:
+        json.loads(body, object_pairs_hook=keep)
+    except (ValueError, RecursionError):  # msgspec took what json refuses: the engine will refuse it
+        return None
+    if len(top) == len(data):
+        return None
+    return _first_twice(key for key in top if key in DECIDING)
+
+
+def _may_repeat(body: bytes) -> bool:
+    """Whether some deciding key stands twice at any depth, or may hide behind an escape or an encoding."""
+    found = _KEYS.findall(body)
+    if len(found) != len(set(found)) or b"\x00" in body[:4]:
+        return True
+    return b"\\u00" in body and _ESCAPED_LETTER.search(body) is not None
+
+
+def _first_twice(keys: Iterable[str]) -> str | None:
+    seen: set[str] = set()
+    for key in keys:
+        if key in seen:
+            return key
+        seen.add(key)
+    return None
+
+
+def _ambiguous(key: str) -> BadRequest:
+    return BadRequest(
+        message=(
+            f"The body has the key {key!r} more than once, and parsers differ in which one counts. "
+            "Nothing was generated. Send it once."
+        ),
+        param=key,
+    )

@@ -1,0 +1,109 @@
+"""The ``prompt`` of /v1/completions in all its forms: text, texts, token ids, lists of token ids, tensors.
+
+Law 4: token ids are counted as they come, exactly. Ids outside the vocabulary can take an engine down, so
+they are refused wherever the vocabulary's size is known.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kvctl.proxy.limits import BadRequest, malformed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompts:
+    """What is to be counted (``texts``) and what is counted already (tokens per prompt)."""
+
+    texts: tuple[str, ...] = ()
+    ids: tuple[int, ...] = ()
+    embeds: tuple[int, ...] = ()
+    doubtful: bool = False  # counted by a bound
+
+
+_EMPTY = BadRequest(
+    message="Either prompt or prompt_embeds must be provided and non-empty. (parameter=prompt)",
+    param="prompt",
+)
+_NONE = BadRequest(message="You must pass at least one prompt", param="prompt")
+
+
+def completion_prompts(
+    data: Mapping[str, Any], vocab_size: int | None, embeds_bytes_per_token: int
+) -> Prompts | BadRequest:
+    """The prompts of a completion body, or the engine's answer to what it refuses for certain."""
+    embeds = _embeds(data.get("prompt_embeds"), embeds_bytes_per_token)
+    prompt = data.get("prompt")
+    if prompt is None or prompt in ("", []):
+        return Prompts(embeds=embeds, doubtful=True) if embeds else (_NONE if prompt == [] else _EMPTY)
+    found = _prompt(prompt, vocab_size)
+    if isinstance(found, BadRequest):
+        return found
+    suffix = data.get("suffix")  # of the few models that fill in the middle: it joins the prompt
+    texts = (
+        tuple(text + suffix for text in found.texts) if isinstance(suffix, str) and suffix else found.texts
+    )
+    doubtful = bool(embeds) or texts is not found.texts or found.doubtful
+    return Prompts(texts=texts, ids=found.ids, embeds=embeds, doubtful=doubtful)
+
+
+def _prompt(prompt: Any, vocab_size: int | None) -> Prompts | BadRequest:
+    if isinstance(prompt, str):
+        return Prompts(texts=(prompt,))
+    if not isinstance(prompt, list):
+        return malformed("string_type", "body.prompt", "Input should be a valid string", str(prompt)[:200])
+    kinds = {type(item) for item in prompt}
+    if kinds == {str}:
+        return Prompts(texts=tuple(prompt))
+    if kinds == {list}:
+        return _token_lists(prompt, vocab_size)
+    if kinds <= {int, bool, float, str}:
+        return _token_lists([prompt], vocab_size)
+    return malformed(
+        "int_type", "body.prompt", "Input should be a valid integer", f"<list of {len(prompt)} items>"
+    )
+
+
+def _token_lists(lists: list[list[Any]], vocab_size: int | None) -> Prompts | BadRequest:
+    plain = True
+    for ids in lists:
+        if {type(item) for item in ids} <= {int}:
+            if bad := _outside(ids, vocab_size):
+                return bad
+        else:
+            plain = False  # numbers in other clothes, or what the engine refuses: it tells
+    return Prompts(ids=tuple(map(len, lists)), doubtful=not plain)
+
+
+def _outside(ids: list[int], vocab_size: int | None) -> BadRequest | None:
+    """The answer to ids that no row of the embedding stands for."""
+    if not ids:
+        return None
+    least, most = min(ids), max(ids)
+    if least < 0:
+        return malformed(
+            "greater_than_equal",
+            "body.prompt",
+            "Input should be greater than or equal to 0",
+            str(least),
+            {"ge": 0},
+        )
+    if vocab_size is not None and most >= vocab_size:
+        return BadRequest(
+            message=(
+                f"Token id {most} is out of vocabulary: the model has {vocab_size} tokens. "
+                "Nothing was generated. Send ids of this model's own tokenizer."
+            ),
+            param="prompt",
+        )
+    return None
+
+
+def _embeds(value: Any, bytes_per_token: int) -> tuple[int, ...]:
+    """Most tokens of each base64 tensor: bytes over the narrowest row. Garbage is the engine's to refuse."""
+    tensors = value if isinstance(value, list) else [value]
+    return tuple(
+        max(1, -(-len(item) * 3 // 4 // bytes_per_token))
+        for item in tensors
+        if isinstance(item, str) and item
+    )

@@ -1,0 +1,300 @@
+"""One answer of the engine: strict framing, and where its bytes go.
+
+Law 5: bytes pass unchanged. An answer is whole only when its framing says so: a declared length reached,
+the last chunk seen, or, where the engine announced neither, the connection closed cleanly. Everything else
+is an error, never an end.
+"""
+
+import asyncio
+from typing import Protocol
+
+from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
+
+Headers = list[tuple[bytes, bytes]]
+
+_MAX_HEAD = 256 * 1024  # bytes of status line and headers
+_EARLY_LIMIT = 256 * 1024  # body bytes held before anybody takes them
+
+
+class UpstreamError(Exception):
+    """The engine did not give a whole answer."""
+
+
+class ConnectError(UpstreamError):
+    """No connection came about: not one byte of the request was sent."""
+
+
+class BrokenError(UpstreamError):
+    """The connection broke, or what came on it is not HTTP."""
+
+
+class UpstreamTimeoutError(UpstreamError):
+    """Nothing came from the engine for the configured time."""
+
+
+class Carrier(Protocol):
+    """The connection that an answer comes on."""
+
+    def pause(self, response: "Response") -> None:
+        """Stop reading, as long as ``response`` is the answer in course."""
+
+    def resume(self, response: "Response") -> None:
+        """Read on."""
+
+    def release(self, response: "Response") -> None:
+        """``response`` is over."""
+
+    def unblock_writer(self) -> None:
+        """The answer began: whoever still writes the request looks again."""
+
+    def abort(self) -> None:
+        """Close at once."""
+
+
+class Sink(Protocol):
+    """Takes an answer's body as it comes. Called from the connection's callbacks: must not block or raise."""
+
+    def data(self, data: bytes) -> None:
+        """More of the body, without its transfer framing."""
+
+    def finished(self, error: UpstreamError | None) -> None:
+        """The answer is over: whole (None), or broken off."""
+
+
+class Response:
+    """One answer of the engine, and the parser's callbacks for it."""
+
+    __slots__ = (
+        "_complete",
+        "_connection",
+        "_early",
+        "_early_size",
+        "_framed",
+        "_head_only",
+        "_head_size",
+        "_interim",
+        "_keep",
+        "_nudged",
+        "_parser",
+        "_pieces",
+        "_sink",
+        "_waiter",
+        "answered",
+        "chunked",
+        "error",
+        "finished",
+        "has_head",
+        "headers",
+        "length",
+        "reason",
+        "status",
+    )
+
+    def __init__(self, connection: Carrier, *, head_only: bool) -> None:
+        self._connection = connection
+        self._head_only = head_only
+        self._parser = HttpResponseParser(self)
+        self._sink: Sink | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._pieces: list[bytes] = []
+        self._early: list[bytes] = []
+        self._early_size = self._head_size = 0
+        self._complete = self._framed = self._interim = self._keep = self._nudged = False
+        self.answered = False  # any byte came
+        self.has_head = self.finished = False
+        self.error: UpstreamError | None = None
+        self.status = 0
+        self.reason = b""
+        self.headers: Headers = []
+        self.length: int | None = None  # the declared Content-Length
+        self.chunked = False
+
+    # --- for the user ---
+
+    def attach(self, sink: Sink) -> None:
+        """Give the body to ``sink`` from now on, what came before at once."""
+        self._sink = sink
+        early, self._early = self._early, []
+        if early:
+            sink.data(early[0] if len(early) == 1 else b"".join(early))
+        if self.finished:
+            sink.finished(self.error)
+        elif self._early_size > _EARLY_LIMIT:
+            self.resume()
+        self._early_size = 0
+
+    async def wait(self) -> None:
+        """Return when the answer is over, or when somebody nudged."""
+        while not (self.finished or self._nudged):
+            await self._wait()
+        self._nudged = False
+
+    async def wait_head(self) -> None:
+        """Return when status and headers are here. Raises UpstreamError if they never come."""
+        while not (self.finished or self.has_head):
+            await self._wait()
+        if not self.has_head:
+            raise self.error or BrokenError("no answer")
+
+    def nudge(self) -> None:
+        """Let ``wait`` return once."""
+        self._nudged = True
+        self._wake()
+
+    def pause(self) -> None:
+        """Stop reading from the engine."""
+        self._connection.pause(self)
+
+    def resume(self) -> None:
+        """Read on."""
+        self._connection.resume(self)
+
+    def abort(self) -> None:
+        """Nobody wants the rest: close the connection at once. Nothing reaches the sink after this."""
+        self._sink = None
+        if not self.finished:
+            self._connection.abort()
+            self.finish(BrokenError("aborted"))
+
+    # --- for the connection ---
+
+    @property
+    def reusable(self) -> bool:
+        """Whether the connection may carry another request: the answer ended cleanly and said keep-alive."""
+        return self._keep and self.error is None
+
+    def feed(self, data: bytes) -> None:
+        """Bytes came."""
+        self.answered = True
+        error = self._parse(data)
+        pieces = self._pieces
+        if pieces:
+            self._pieces = []
+            self._deliver(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+        if self._complete:
+            self.finish(None)
+        elif error is not None:
+            self.finish(error)
+            self._connection.abort()
+        elif not self.has_head:
+            self._bound_head(len(data))
+
+    def end_of_stream(self, cause: Exception | None) -> None:
+        """The engine closed: an end only where the framing was "until close" and the close was clean."""
+        if cause is None and self.has_head and not self._framed:
+            self.finish(None)
+        else:
+            word = "was reset" if cause is not None else "closed"
+            when = "in the middle of the answer" if self.has_head else "before it answered"
+            self.finish(BrokenError(f"the engine's connection {word} {when}"))
+
+    def finish(self, error: UpstreamError | None) -> None:
+        """The answer is over. Only the first word counts."""
+        if self.finished:
+            return
+        self.finished = True
+        self.error = error
+        self._connection.release(self)
+        if self._sink is not None:
+            self._sink.finished(error)
+        self._wake()
+
+    # --- the parser's callbacks ---
+
+    def on_message_begin(self) -> None:
+        """A message begins; behind a whole answer, the connection is spoilt."""
+        if self._complete:  # bytes beyond the answer: they belong to nothing
+            self._keep = False
+
+    def on_status(self, reason: bytes) -> None:
+        """The reason phrase, or a part of it."""
+        self.reason += reason
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header, or one trailer (not passed on)."""
+        if not self.has_head and not self._complete:
+            self.headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        """The head is here; 1xx heads are only announcements of it."""
+        if self._complete:
+            return
+        status = self._parser.get_status_code()
+        if 100 <= status < 200 and status != 101:
+            self._interim = True
+            return
+        self.status = status
+        self.has_head = True
+        self._read_framing()
+        self._connection.unblock_writer()
+        self._wake()
+
+    def on_body(self, data: bytes) -> None:
+        """A part of the body, without its framing."""
+        if self._complete:
+            self._keep = False
+        else:
+            self._pieces.append(data)
+
+    def on_message_complete(self) -> None:
+        """The body is whole."""
+        if self._interim:
+            self._interim = False
+            self.headers.clear()
+            self.reason = b""
+        else:
+            self._complete = True
+
+    # --- inside ---
+
+    def _parse(self, data: bytes) -> UpstreamError | None:
+        try:
+            self._parser.feed_data(data)
+        except HttpParserUpgrade:
+            self._complete = self.has_head = False
+            return BrokenError("the engine switched protocols unasked")
+        except HttpParserError as error:
+            self._keep = False
+            return BrokenError(f"the engine's answer is not HTTP: {error}")
+        return None
+
+    def _read_framing(self) -> None:
+        for name, value in self.headers:
+            lower = name.lower()
+            if lower == b"content-length":
+                self.length = int(value)  # the parser let digits through only
+            elif lower == b"transfer-encoding":
+                self.chunked = value.lower().rpartition(b",")[2].strip() == b"chunked"
+        bodyless = self._head_only or self.status in (204, 304)
+        self._framed = bodyless or self.chunked or self.length is not None
+        self._keep = self._framed and bool(self._parser.should_keep_alive())
+        if bodyless:
+            self._complete = True
+            # An engine that errs about bodies here would send its bytes into the next answer.
+            self._keep = self._keep and not self.chunked and not (self._head_only and self.length)
+
+    def _bound_head(self, more: int) -> None:
+        self._head_size += more
+        if self._head_size > _MAX_HEAD:
+            self.finish(BrokenError("the engine's headers are too large"))
+            self._connection.abort()
+
+    def _deliver(self, data: bytes) -> None:
+        if self._sink is not None:
+            self._sink.data(data)
+            return
+        self._early.append(data)
+        self._early_size += len(data)
+        if self._early_size > _EARLY_LIMIT:
+            self.pause()
+
+    async def _wait(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

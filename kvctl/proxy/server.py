@@ -1,0 +1,236 @@
+"""The data port: aiohttp's server, its limits and time-outs, start, drain and close.
+
+Law 8: malformed requests get the API's error format, are counted, and close the connection; they never
+reach a handler.
+"""
+
+import asyncio
+import logging
+import ssl as tls
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from aiohttp import http_exceptions, web
+
+from kvctl.control.gatekeeper import Gatekeeper
+from kvctl.engines.base import Engine
+from kvctl.proxy import errors
+from kvctl.proxy.bodies import Reader
+from kvctl.proxy.handlers import Handler
+from kvctl.proxy.pool import Upstream
+from kvctl.proxy.relay import Unwritten
+from kvctl.proxy.seams import Backend, ProxyConfig, ProxyFault, ProxyMetrics, Readiness
+
+log = logging.getLogger("kvctl.proxy")
+
+_SWEEP_S = 1.0  # how often connections are looked at for late headers, at least
+_LINGER_S = 2.0  # how long what a refused client still sends is thrown away before the connection closes
+_BACKLOG = 4096
+_COMPLAINT_S = 10.0
+
+
+class ClientConnection(web.RequestHandler):
+    """One client's connection; knows since when it owes the head of a request."""
+
+    __slots__ = ("_complain", "_metrics", "owing_since", "serving")
+
+    def __init__(self, server: "ClientServer", metrics: ProxyMetrics, **options: Any) -> None:
+        super().__init__(server, loop=asyncio.get_running_loop(), **options)
+        self._metrics = metrics
+        self._complain = server.complain
+        self.owing_since: float | None = None
+        self.serving = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A client came; it owes a request from the start."""
+        super().connection_made(transport)
+        self.owing_since = time.monotonic()
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes came; the first ones behind an answered request begin the next head."""
+        if self.owing_since is None and not self.serving:
+            self.owing_since = time.monotonic()
+        super().data_received(data)
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """What is no HTTP request is answered in the API's format, and the connection closed."""
+        if request.writer.output_size > 0:
+            raise ConnectionError("an answer was begun already")
+        too_large = isinstance(exc, http_exceptions.LineTooLong) or "Too many headers" in str(message)
+        self._metrics.fault(ProxyFault.HEADERS_TOO_LARGE if too_large else ProxyFault.MALFORMED_HTTP)
+        text = " ".join((message or str(exc) or "unknown").split())
+        self._complain(f"refused a request that is not HTTP from {request.remote}: {text}")
+        return Unwritten(errors.malformed_http(text, 431 if too_large else status))
+
+
+class ClientServer(web.Server):
+    """Makes a ``ClientConnection`` of each connection."""
+
+    def __init__(self, handler: Handler, config: ProxyConfig, metrics: ProxyMetrics) -> None:
+        super().__init__(self._handle, handler_cancellation=True)
+        self._handler = handler
+        self._metrics = metrics
+        self._quiet_until = 0.0
+        self._untold = 0
+        self._options: dict[str, Any] = {
+            "keepalive_timeout": config.keepalive_timeout,
+            "access_log": None,
+            "max_line_size": config.max_header_bytes,
+            "max_field_size": config.max_header_bytes,
+            "max_headers": config.max_headers,
+            "lingering_time": _LINGER_S,
+            "auto_decompress": False,
+        }
+
+    def __call__(self) -> web.RequestHandler:
+        """The protocol of a new connection."""
+        return ClientConnection(self, self._metrics, **self._options)
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        connection = request.protocol
+        if not isinstance(connection, ClientConnection):
+            raise TypeError("a connection that is not of this server")
+        connection.owing_since, connection.serving = None, True
+        try:
+            return await self._handler(request)
+        finally:
+            connection.serving = False
+
+    def complain(self, text: str) -> None:
+        """Log what a client did wrong, one line in ten seconds: strangers must not fill the log."""
+        now = time.monotonic()
+        if now < self._quiet_until:
+            self._untold += 1
+            return
+        log.warning("%s (and %d more since the last such line)", text, self._untold)
+        self._quiet_until, self._untold = now + _COMPLAINT_S, 0
+
+    def close_late(self, before: float) -> int:
+        """Close connections that owe a head since before that time; returns how many."""
+        late = [
+            connection
+            for connection in self.connections
+            if isinstance(connection, ClientConnection)
+            and connection.owing_since is not None
+            and connection.owing_since < before
+        ]
+        for connection in late:
+            connection.force_close()
+        return len(late)
+
+
+class Proxy:
+    """The data plane in front of one engine.
+
+    ``ready`` tells /readyz its answer. ``clock`` gives monotonic seconds. ``ssl`` serves clients over TLS.
+    """
+
+    def __init__(
+        self,
+        *,
+        keeper: Gatekeeper,
+        upstream: Upstream,
+        engine: Engine,
+        reader: Reader,
+        config: ProxyConfig,
+        metrics: ProxyMetrics,
+        ready: Readiness,
+        clock: Callable[[], float] = time.monotonic,
+        ssl: tls.SSLContext | None = None,
+    ) -> None:
+        self._upstream = upstream
+        self._config = config
+        self._metrics = metrics
+        self._ssl = ssl
+        self._handler = Handler(Backend(keeper, upstream, engine, reader), config, metrics, ready, clock)
+        self._server: ClientServer | None = None
+        self._listener: asyncio.Server | None = None
+        self._sweeper: asyncio.Task[None] | None = None
+
+    @property
+    def addresses(self) -> list[Any]:
+        """Where it listens, as the sockets say."""
+        return [sock.getsockname() for sock in self._listener.sockets] if self._listener is not None else []
+
+    @property
+    def in_flight(self) -> int:
+        """Admitted requests whose handlers run."""
+        return len(self._handler.flights)
+
+    @property
+    def body_bytes(self) -> int:
+        """Bytes of request bodies held now."""
+        return self._handler.intake.held
+
+    async def start(self, listen: str) -> None:
+        """Listen on ``HOST:PORT``, ``[V6]:PORT``, ``:PORT`` or ``unix:/PATH``.
+
+        Raises ValueError where ``listen`` is none of these, OSError where it cannot be had.
+        """
+        loop = asyncio.get_running_loop()
+        self._server = ClientServer(self._handler, self._config, self._metrics)
+        if listen.startswith("unix:"):
+            path = listen.removeprefix("unix:")
+            self._listener = await loop.create_unix_server(
+                self._server, path, ssl=self._ssl, backlog=_BACKLOG
+            )
+        else:
+            host, port = split_listen(listen)
+            self._listener = await loop.create_server(
+                self._server, host, port, ssl=self._ssl, backlog=_BACKLOG, reuse_address=True
+            )
+        self._sweeper = asyncio.create_task(self._sweep(self._server), name="kvctl-proxy-sweep")
+
+    async def drain(self, timeout: float) -> None:  # noqa: ASYNC109 - the end of a drain is a cut, not an error
+        """Return when no admitted request is left; after ``timeout`` seconds, cut those that are.
+
+        New requests are the gate's to refuse meanwhile: it must have been told of the drain.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self._handler.idle.wait()
+        for flight in tuple(self._handler.flights):
+            flight.cut()
+        await self._handler.idle.wait()
+
+    async def close(self) -> None:
+        """Stop listening, cut what still runs, close every connection."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._sweeper
+        if self._listener is not None:
+            self._listener.close()
+        await self.drain(0)
+        if self._server is not None:
+            self._server.pre_shutdown()
+            await self._server.shutdown(0.5)
+        await self._upstream.close()
+        if self._listener is not None:
+            await self._listener.wait_closed()
+
+    async def _sweep(self, server: ClientServer) -> None:
+        while True:
+            await asyncio.sleep(min(_SWEEP_S, self._config.header_timeout / 2))
+            for _ in range(server.close_late(time.monotonic() - self._config.header_timeout)):
+                self._metrics.fault(ProxyFault.HEADER_TIMEOUT)
+
+
+def split_listen(listen: str) -> tuple[str | None, int]:
+    """Host (None: every address) and port of ``HOST:PORT``. Raises ValueError."""
+    host, colon, port = listen.rpartition(":")
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"listen address {listen!r} is not HOST:PORT, [V6]:PORT, :PORT or unix:/PATH")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ValueError(f"listen address {listen!r}: write an IPv6 address in brackets")
+    return host or None, int(port)

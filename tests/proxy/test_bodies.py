@@ -1,0 +1,442 @@
+"""The engine's words in here were taken from vLLM 0.32.0 for the same bodies."""
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kvctl.engines.base import Api, Route, Treatment
+from kvctl.engines.vllm import VLLM
+from kvctl.proxy.bodies import BadRequest, Parsed, Reader
+from kvctl.proxy.errors import bad_request
+from kvctl.tokens.base import CountMethod
+from kvctl.tokens.chain import ChainCounter
+from kvctl.tokens.load import load_counter
+from tests.tokens.tiny import write
+
+Json = dict[str, Any]
+JSON = {"Content-Type": "application/json"}
+
+
+def route(path: str, name: str) -> Route:
+    return Route(method="POST", path=path, name=name, treatment=Treatment.GENERATE)
+
+
+CHAT = route("/v1/chat/completions", "chat")
+TEXT = route("/v1/completions", "completions")
+BATCH = route("/v1/chat/completions/batch", "chat_batch")
+OTHER = route("/v1/messages", "messages")
+USER = {"role": "user", "content": "hi"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+async def counter(folder: Path) -> AsyncIterator[ChainCounter]:
+    counter = load_counter(str(folder))
+    yield counter
+    await counter.close()
+
+
+@pytest.fixture
+def reader(counter: ChainCounter) -> Reader:
+    return Reader(counter, VLLM(), vocab_size=counter.vocab_size, context=lambda: 8192)
+
+
+async def parsed(reader: Reader, route: Route, body: Json | bytes) -> Parsed:
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    read = await reader.read(route, JSON, raw)
+    assert isinstance(read, Parsed), read
+    return read
+
+
+async def refused(reader: Reader, route: Route, body: Json | bytes) -> Json:
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    read = await reader.read(route, JSON, raw)
+    assert isinstance(read, BadRequest), read
+    error: Json = json.loads(bad_request(Api.OPENAI, read).body)["error"]
+    return error
+
+
+# --- what is asked for ------------------------------------------------------------------------------
+
+
+async def test_a_chat(reader: Reader) -> None:
+    body = {
+        "model": "m",
+        "messages": [USER],
+        "max_tokens": 50,
+        "n": 2,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    read = await parsed(reader, CHAT, body)
+    assert (read.shape.route, read.shape.model, read.shape.n) == ("chat", "m", 2)
+    assert (read.shape.asked_output, read.shape.default_output) == (50, None)
+    assert (read.stream, read.include_usage, read.shape.stream) == (True, True, True)
+    assert (read.count_method, read.shape.exact) == (CountMethod.LOCAL, True)
+    assert len(read.shape.prompts) == 1
+
+
+async def test_a_completion(reader: Reader) -> None:
+    read = await parsed(reader, TEXT, {"model": "m", "prompt": "hi there"})
+    assert (read.shape.asked_output, read.shape.default_output) == (None, 16)
+    assert (read.stream, read.include_usage, read.shape.n) == (False, False, 1)
+    assert read.shape.exact
+
+
+NUMBERS: list[tuple[Any, int | None]] = [
+    ("7", 7),
+    (True, 1),
+    (" 7 ", 7),
+    ("+7", 7),
+    ("007", 7),
+    ("1_000", 1000),
+    (7.0, 7),
+    ("7.0", 7),
+    (None, None),
+    (10**30, 2**53),
+    (2**63, 2**53),
+]
+
+
+@pytest.mark.parametrize(("value", "read_as"), NUMBERS)
+@pytest.mark.parametrize("target", [CHAT, TEXT])
+async def test_limits_are_read_as_the_engine_reads_them(
+    reader: Reader, target: Route, value: Any, read_as: int | None
+) -> None:
+    body = {"messages": [USER], "prompt": "hi", "max_tokens": value}
+    assert (await parsed(reader, target, body)).shape.asked_output == read_as
+
+
+async def test_the_newer_field_goes_first(reader: Reader) -> None:
+    both = {"messages": [USER], "max_tokens": 9, "max_completion_tokens": 5}
+    assert (await parsed(reader, CHAT, both)).shape.asked_output == 5
+    assert (await parsed(reader, CHAT, both | {"max_completion_tokens": None})).shape.asked_output == 9
+
+
+WRONG: list[tuple[Any, str, str, str]] = [
+    ("null", "int_parsing", "Input should be a valid integer, unable to parse string as an integer", "null"),
+    ("1e2", "int_parsing", "Input should be a valid integer, unable to parse string as an integer", "1e2"),
+    ("", "int_parsing", "Input should be a valid integer, unable to parse string as an integer", ""),
+    (7.5, "int_from_float", "Input should be a valid integer, got a number with a fractional part", "7.5"),
+    (
+        1e308,
+        "int_parsing_size",
+        "Unable to parse input string as an integer, exceeded maximum size",
+        "1e+308",
+    ),
+    ([1], "int_type", "Input should be a valid integer", "<list of 1 items>"),
+    ({}, "int_type", "Input should be a valid integer", "<dict of 0 items>"),
+]
+
+
+@pytest.mark.parametrize("case", WRONG)
+@pytest.mark.parametrize("field", ["max_tokens", "n", "truncate_prompt_tokens"])
+async def test_what_the_engine_refuses_is_refused_in_its_words(
+    reader: Reader, field: str, case: tuple[Any, str, str, str]
+) -> None:
+    value, kind, message, shown = case
+    error = await refused(reader, TEXT, {"prompt": "hi", field: value})
+    line = {"type": kind, "loc": f"body.{field}", "msg": message, "input": shown}
+    assert error == {
+        "message": f"1 validation error:\n  {line}",
+        "type": "Bad Request",
+        "param": f"body.{field}",
+        "code": 400,
+    }
+
+
+@pytest.mark.parametrize("value", [0, -1, -186, False, "-5"])
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+async def test_nothing_below_one(reader: Reader, field: str, value: Any) -> None:
+    error, number = await refused(reader, CHAT, {"messages": [USER], field: value}), int(value)
+    assert error == {
+        "message": f"max_tokens must be at least 1, got {number}. (parameter=max_tokens, value={number})",
+        "type": "BadRequestError",
+        "param": "max_tokens",
+        "code": 400,
+    }
+
+
+async def test_more_refusals_in_the_engines_words(reader: Reader) -> None:
+    assert (await refused(reader, TEXT, {"prompt": "hi", "n": 0}))[
+        "message"
+    ] == "n must be at least 1, got 0."
+    assert (await refused(reader, TEXT, {"prompt": "hi", "n": None}))["param"] == "body.n"
+    assert (await parsed(reader, CHAT, {"messages": [USER], "n": None})).shape.n == 1
+    below = await refused(reader, TEXT, {"prompt": "hi", "truncate_prompt_tokens": -2})
+    assert below["message"] == (
+        "1 validation error:\n  {'type': 'greater_than_equal', 'loc': 'body.truncate_prompt_tokens', "
+        "'msg': 'Input should be greater than or equal to -1', 'input': '-2', 'ctx': {'ge': -1}}"
+    )
+    two = await refused(reader, TEXT, {"prompt": "hi", "max_tokens": "x", "n": 1.5})
+    assert two["message"].startswith(
+        "2 validation errors:\n  {'type': 'int_parsing', 'loc': 'body.max_tokens'"
+    )
+
+
+async def test_scoring_generates_nothing(reader: Reader) -> None:
+    body = {"prompt": "hi", "max_tokens": 0, "echo": True}
+    assert (await parsed(reader, TEXT, body)).shape.asked_output == 0
+    await refused(reader, TEXT, body | {"echo": False})
+
+
+@pytest.mark.parametrize(
+    ("n", "best_of", "sequences"),
+    [(2, 1, 2), (1, 8, 8), (None, 3, 3), (2, "4", 4), (2, None, 2), (2, "x", 2), (2, -7, 2)],
+)
+async def test_best_of(reader: Reader, n: int | None, best_of: Any, sequences: int) -> None:
+    body = {"prompt": "hi", "best_of": best_of} | ({} if n is None else {"n": n})
+    assert (await parsed(reader, TEXT, body)).shape.n == sequences
+
+
+# --- prompts ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts", "exact"),
+    [
+        ([5, 6, 7], (3,), True),
+        ([[5, 6], [7]], (2, 1), True),
+        (["a", "a a"], (2, 3), True),
+        (["1", "2"], (2, 2), True),
+        ([1, "2"], (2,), False),
+        ([True, 2.0], (2,), False),
+        ([[1], ["x", None]], (1, 2), False),
+        ([[]], (0,), True),
+        ([""], (1,), True),
+    ],
+)
+async def test_forms_of_a_prompt(reader: Reader, prompt: Any, prompts: tuple[int, ...], exact: bool) -> None:
+    shape = (await parsed(reader, TEXT, {"prompt": prompt})).shape
+    assert (shape.prompts, shape.exact) == (prompts, exact)
+
+
+@pytest.mark.parametrize("flag", [False, "no", 0])
+async def test_specials_as_the_body_says(reader: Reader, flag: Any) -> None:
+    plain = (await parsed(reader, TEXT, {"prompt": "a"})).shape.prompts[0]
+    assert (await parsed(reader, TEXT, {"prompt": "a", "add_special_tokens": flag})).shape.prompts == (
+        plain - 1,
+    )
+
+
+async def test_embeds_count_by_their_size_and_are_no_proof(reader: Reader) -> None:
+    shape = (await parsed(reader, TEXT, {"prompt_embeds": "A" * 6_000_000})).shape
+    assert (shape.prompts, shape.exact) == ((-(-4_500_000 // 512),), False)
+    both = (await parsed(reader, TEXT, {"prompt": "a", "prompt_embeds": ["QQ==", "x"]})).shape
+    assert (both.prompts, both.exact) == ((1, 1, 2), False)
+
+
+async def test_a_suffix_joins_the_prompt(reader: Reader) -> None:
+    plain = (await parsed(reader, TEXT, {"prompt": "hi"})).shape
+    filled = (await parsed(reader, TEXT, {"prompt": "hi", "suffix": "and then some"})).shape
+    assert filled.prompts > plain.prompts
+    assert not filled.exact
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [None, "", [], 7, {}, [None], [{"x": 1}], ["a", ["b"]], [-1, 5], [[-3]], [99_999_999], [[1], [10**9]]],
+)
+async def test_prompts_that_the_engine_refuses(reader: Reader, prompt: Any) -> None:
+    error = await refused(reader, TEXT, {"prompt": prompt})
+    assert error["code"] == 400
+    assert error["message"]
+
+
+async def test_ids_pass_where_the_vocabulary_is_not_known(counter: ChainCounter) -> None:
+    reader = Reader(counter, VLLM())
+    assert (await parsed(reader, TEXT, {"prompt": [99_999_999]})).shape.prompts == (1,)
+
+
+@pytest.mark.parametrize(
+    ("truncate", "prompt", "exact"),
+    [(3, 3, True), (0, 0, True), (9000, 40, True), (-1, 40, False), (None, 40, True)],
+)
+async def test_truncation(reader: Reader, truncate: int | None, prompt: int, exact: bool) -> None:
+    body = {"prompt": list(range(40)), "truncate_prompt_tokens": truncate}
+    shape = (await parsed(reader, TEXT, body)).shape
+    assert (shape.prompts, shape.exact) == ((prompt,), exact)
+    long = {"prompt": [1] * 9000, "truncate_prompt_tokens": -1}
+    assert (await parsed(reader, TEXT, long)).shape.prompts == (8192,)
+
+
+async def test_ids_handed_over_by_a_prefill_instance_count(reader: Reader) -> None:
+    body = {"messages": [USER], "kv_transfer_params": {"prompt_token_ids": list(range(500))}}
+    shape = (await parsed(reader, CHAT, body)).shape
+    assert (shape.prompts, shape.exact) == ((500,), False)
+
+
+@pytest.mark.parametrize("messages", [None, [], "hi", {}, 7])
+async def test_chats_without_messages(reader: Reader, messages: Any) -> None:
+    assert (await refused(reader, CHAT, {"messages": messages}))["message"]
+    missing = await refused(reader, CHAT, {"model": "m", "max_tokens": 3})
+    line = {"type": "missing", "loc": "body.messages", "msg": "Field required", "input": "<dict of 2 items>"}
+    assert missing["message"] == f"1 validation error:\n  {line}"
+
+
+ODD_CHATS: list[Json] = [
+    {"role": "assistant", "content": None, "tool_calls": [{"function": {"arguments": {}}}]},
+    {"role": "user", "content": 7},
+    {"role": 7},
+    {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x/y.png"}}]},
+    {"role": "user", "content": "\ud800"},
+]
+
+
+@pytest.mark.parametrize("message", ODD_CHATS)
+async def test_odd_chats_are_bounded_and_left_to_the_engine(reader: Reader, message: Json) -> None:
+    shape = (await parsed(reader, CHAT, {"messages": [message]})).shape
+    assert not shape.exact
+    assert shape.prompts[0] > 1
+
+
+async def test_a_batch_is_a_prompt_a_conversation(reader: Reader) -> None:
+    one = (await parsed(reader, CHAT, {"messages": [USER]})).shape
+    shape = (await parsed(reader, BATCH, {"messages": [[USER], [USER], [USER]], "max_tokens": 5})).shape
+    assert shape.prompts == one.prompts * 3
+
+
+async def test_other_routes_are_bounded_by_all_that_they_say(reader: Reader) -> None:
+    body = {
+        "max_tokens": 100,
+        "parameters": {"max_new_tokens": 300, "best_of": 4},
+        "sampling_params": {"n": "2", "max_tokens": -5},
+        "system": "s" * 5000,
+        "messages": [USER],
+    }
+    shape = (await parsed(reader, OTHER, body)).shape
+    assert (shape.asked_output, shape.n, shape.exact) == (300, 4, False)
+    assert shape.prompts[0] > 5000
+    assert (await parsed(reader, OTHER, {"max_tokens": -1})).shape.asked_output is None
+
+
+# --- bytes ------------------------------------------------------------------------------------------
+
+PLAIN = '{"model": "m", "prompt": "hé", "max_tokens": 3}'
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-32"])
+async def test_encodings_that_the_engine_reads(reader: Reader, encoding: str) -> None:
+    read = await parsed(reader, TEXT, PLAIN.encode(encoding))
+    assert (read.shape.asked_output, read.shape.exact) == (3, True)
+
+
+@pytest.mark.parametrize(
+    ("body", "message", "param"),
+    [
+        (b"", "'type': 'missing', 'loc': 'body', 'msg': 'Field required', 'input': 'None'", "body"),
+        (b"null", "'type': 'missing', 'loc': 'body', 'msg': 'Field required', 'input': 'None'", "body"),
+        (b"[]", "'type': 'model_attributes_type', 'loc': 'body'", "body"),
+        (b'"x"', "'input': 'x'", "body"),
+        (
+            b'{"model":"tiny","prompt":"hi"',
+            "'msg': 'JSON decode error', 'input': '<dict of 0 items>', 'ctx': {'error': \"Expecting ',' ",
+            "body.29",
+        ),
+        (b'{"a": "\xff"}', "There was an error parsing the body", None),
+        (b"[" * 200_000, "There was an error parsing the body", None),
+        (
+            b'{"prompt": "hi", "max_tokens": ' + b"9" * 5000 + b"}",
+            "There was an error parsing the body",
+            None,
+        ),
+        (b'{"prompt": "hi", "max_tokens": NaN}', "'type': 'finite_number'", "body.max_tokens"),
+        (b'{"prompt": "hi", "max_tokens": 1e400}', "'type': 'finite_number'", "body.max_tokens"),
+    ],
+)
+async def test_bytes_that_are_no_request(
+    reader: Reader, body: bytes, message: str, param: str | None
+) -> None:
+    error = await refused(reader, TEXT, body)
+    assert message in error["message"]
+    assert (error["param"], error["code"]) == (param, 400)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"prompt": "a", "max_tokens": 1, "max_tokens": 4000}',
+        b'{"prompt": "a", "max_tokens": 1, "max\\u005ftokens": 4000}',
+        b'{"prompt": "a", "\\u006e": 1, "n": 4}',
+        b'{"prompt": "a", "prompt": "b"}',
+        b'{"prompt": "a", "prompt" \n: "b"}',
+        '{"prompt": "a", "n": 1, "n": 9}'.encode("utf-16"),
+        '{"prompt": "a", "n": 1, "n": 9}'.encode("utf-16-be"),
+    ],
+)
+async def test_a_limit_given_twice_is_refused(reader: Reader, body: bytes) -> None:
+    assert "more than once" in (await refused(reader, TEXT, body))["message"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"prompt": "\\"n\\": 1, \\"n\\": 2", "n": 1}',
+        b'{"prompt": "a", "n": 1, "logit_bias": {"n": 1, "n": 2}}',
+        b'{"prompt": "a", "user": "x", "user": "y", "n": 1}',
+        b'{"prompt": "sn\\u006fw", "n": 1}',
+    ],
+)
+async def test_what_decides_nothing_may_be_there_twice(reader: Reader, body: bytes) -> None:
+    assert (await parsed(reader, TEXT, body)).shape.n == 1
+
+
+@pytest.mark.parametrize(
+    "sent", ["", "text/plain", "application/vnd.api+json", "application/json ;x", "multipart/form-data"]
+)
+async def test_other_content_types_are_refused_as_the_engine_does(reader: Reader, sent: str) -> None:
+    read = await reader.read(TEXT, {"Content-Type": sent}, PLAIN.encode())
+    assert isinstance(read, BadRequest)
+    assert "Only 'application/json' is allowed" in read.message
+
+
+@pytest.mark.parametrize("sent", ["application/json; charset=utf-8", "APPLICATION/JSON"])
+async def test_json_by_any_other_spelling(reader: Reader, sent: str) -> None:
+    assert isinstance(await reader.read(TEXT, {"Content-Type": sent}, PLAIN.encode()), Parsed)
+
+
+# --- everything else ----------------------------------------------------------------------------------
+
+ANY = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=10),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4),
+    max_leaves=10,
+)
+FIELDS = (
+    *("model", "messages", "prompt", "prompt_embeds", "max_tokens", "max_completion_tokens", "n", "best_of"),
+    *("truncate_prompt_tokens", "add_special_tokens", "stream", "stream_options", "echo", "suffix", "tools"),
+    *("kv_transfer_params", "chat_template_kwargs", "parameters", "sampling_params"),
+)
+BODIES = st.dictionaries(st.sampled_from(FIELDS), ANY, max_size=8)
+ROUTES = st.sampled_from([CHAT, TEXT, BATCH, OTHER])
+FUZZ = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@given(target=ROUTES, body=BODIES, valid=st.booleans())
+@FUZZ
+async def test_no_body_makes_it_raise(reader: Reader, target: Route, body: Json, valid: bool) -> None:
+    if valid:
+        body = {"messages": [USER], "prompt": "hi"} | body
+    read = await reader.read(target, JSON, json.dumps(body).encode())
+    if isinstance(read, Parsed):
+        assert read.shape.n >= 1
+        assert min(read.shape.prompts) >= 0
+        assert (read.shape.asked_output or 0) >= 0
+    else:
+        assert read.status == 400
+        assert read.message
+
+
+@given(target=ROUTES, body=st.binary(max_size=200))
+@FUZZ
+async def test_no_bytes_make_it_raise(reader: Reader, target: Route, body: bytes) -> None:
+    assert isinstance(await reader.read(target, JSON, body), (Parsed, BadRequest))

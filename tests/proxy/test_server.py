@@ -1,0 +1,290 @@
+"""The data port itself: limits, malformed requests, own routes."""
+
+import asyncio
+import json
+import ssl
+from pathlib import Path
+
+import pytest
+
+from kvctl.core.outcomes import Policy, RejectReason
+from kvctl.proxy.seams import ProxyConfig, ProxyFault
+from kvctl.proxy.server import split_listen
+from tests.proxy.harness import (
+    CHAT,
+    CHAT_STREAM,
+    PLAIN,
+    STREAM_HEAD,
+    Wire,
+    answering,
+    chunk,
+    event,
+    eventually,
+    get,
+    plain,
+    post,
+    rig,
+)
+
+ENGINE = answering(plain(PLAIN))
+
+MALFORMED = {
+    "not HTTP": b"hello\r\n\r\n",
+    "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"x" * 64,
+    "length and chunks": post().replace(b"Content-Length", b"Transfer-Encoding: chunked\r\nContent-Length"),
+    "two lengths": post().replace(b"Content-Length", b"Content-Length: 3\r\nContent-Length"),
+    "negative length": b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
+    "no host": b"GET /v1/models HTTP/1.1\r\n\r\n",
+    "folded header": b"GET /v1/models HTTP/1.1\r\nHost: x\r\nA: b\r\n c\r\n\r\n",
+    "space before colon": b"GET /v1/models HTTP/1.1\r\nHost: x\r\nA : b\r\n\r\n",
+    "bad chunks": b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+}
+
+
+@pytest.mark.parametrize("data", MALFORMED.values(), ids=MALFORMED)
+async def test_malformed_requests_get_the_apis_error_and_the_door(data: bytes) -> None:
+    async with rig(ENGINE) as it:
+        answer = await it.talk(data)
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert head.startswith((b"HTTP/1.1 400 ", b"HTTP/1.0 400 "))
+        assert b"connection: close" in head.lower()
+        assert json.loads(body)["error"]["type"] == "BadRequestError"
+        assert it.engine.accepted == 0
+        assert it.seen.faults == [ProxyFault.MALFORMED_HTTP]
+
+
+async def test_b22_large_headers_pass_up_to_the_limit() -> None:
+    """B22: a 12 kB token, cookies of 9 kB and 120 headers pass; beyond the limit: 431, counted."""
+    lines = [b"Authorization: Bearer " + b"t" * 12_000, b"Cookie: " + b"; ".join([b"c=" + b"v" * 400] * 22)]
+    lines += [b"X-H%d: v" % n for n in range(120)]
+    async with rig(ENGINE) as it:
+        assert (await it.post(CHAT, "/v1/chat/completions", *lines)).startswith(b"HTTP/1.1 200 ")
+        answer = await it.post(CHAT, "/v1/chat/completions", b"X-Big: " + b"x" * 70_000)
+        assert answer.split(b" ", 2)[1] == b"431"
+        assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
+        many = await it.post(CHAT, "/v1/chat/completions", *[b"X-H%d: v" % n for n in range(400)])
+        assert many.split(b" ", 2)[1] in (b"431", b"400")
+        assert ProxyFault.HEADERS_TOO_LARGE in it.seen.faults
+
+
+async def test_b22_complaints_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """B22: a rejection is in the log, but a stranger cannot write one line after the other."""
+    async with rig(ENGINE) as it:
+        for _ in range(20):
+            await it.talk(b"hello\r\n\r\n")
+        assert len([record for record in caplog.records if record.name == "kvctl.proxy"]) == 1
+        assert len(it.seen.faults) == 20
+
+
+SMALL = ProxyConfig(max_body_bytes=1000, max_body_bytes_total=1500)
+
+
+async def test_declared_body_above_the_limit_is_refused_unread() -> None:
+    async with rig(ENGINE, config=SMALL) as it:
+        head = post(b"").replace(b"Content-Length: 0", b"Content-Length: 1001")
+        answer = await it.answer(head)
+        assert answer.startswith(b"HTTP/1.1 413 ")
+        assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "request_too_large"
+        assert it.seen.faults == [ProxyFault.BODY_TOO_LARGE]
+
+
+async def test_undeclared_body_above_the_limit_is_refused_while_it_comes() -> None:
+    async with rig(ENGINE, config=SMALL) as it:
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        answer = await it.answer(head + (b"100\r\n" + b"x" * 256 + b"\r\n") * 8)
+        assert answer.startswith(b"HTTP/1.1 413 ")
+
+
+async def test_bodies_of_the_whole_process_are_bounded() -> None:
+    async with rig(ENGINE, config=SMALL) as it:
+        first = await it.client()
+        await first.send(post(b"x" * 900)[:-10])
+        await eventually(lambda: it.proxy.body_bytes == 900)
+        answer = await it.answer(post(b"x" * 700))
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b"Retry-After: 1" in answer
+        assert it.seen.faults == [ProxyFault.BODY_MEMORY]
+        first.close()
+
+
+async def test_chunked_body_is_forwarded_with_a_length() -> None:
+    got: list[tuple[bytes, list[bytes]]] = []
+
+    async def script(wire: Wire) -> None:
+        request = await wire.request()
+        got.append((request.body, request.values(b"content-length")))
+        await wire.send(plain(PLAIN))
+
+    async with rig(script) as it:
+        head = post(b"", "/v1/chat/completions", b"Connection: close", b"Transfer-Encoding: chunked")
+        head = head.replace(b"Content-Length: 0\r\n", b"")
+        pieces = b"".join(b"%x\r\n%b\r\n" % (1, CHAT[n : n + 1]) for n in range(len(CHAT)))
+        assert (await it.talk(head + pieces + b"0\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+        assert got == [(CHAT, [b"%d" % len(CHAT)])]
+
+
+async def test_late_headers_and_late_bodies_are_not_waited_for() -> None:
+    config = ProxyConfig(header_timeout=0.1, body_timeout=0.1)
+    async with rig(ENGINE, config=config) as it:
+        silent, slow = await it.client(), await it.client()
+        await slow.send(b"POST /v1/completions HTT")
+        late = await it.answer(post()[:-5])
+        assert late.startswith(b"HTTP/1.1 408 ")
+        assert await silent.reader.read() == b""
+        assert await slow.reader.read() == b""
+        assert it.seen.faults.count(ProxyFault.HEADER_TIMEOUT) == 2
+        assert ProxyFault.BODY_TIMEOUT in it.seen.faults
+        silent.close()
+        slow.close()
+
+
+async def test_b24_expect_is_answered_once_and_not_forwarded() -> None:
+    """B24: one 100 at most, no 417, header not forwarded."""
+    got: list[bytes] = []
+
+    async def script(wire: Wire) -> None:
+        got.extend((await wire.request()).values(b"expect"))
+        await wire.send(plain(PLAIN))
+
+    async with rig(script) as it:
+        wire = await it.client()
+        head, _, body = post(CHAT, "/v1/chat/completions", b"Expect: 100-continue").partition(b"\r\n\r\n")
+        await wire.send(head + b"\r\n\r\n")
+        assert await wire.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        await wire.send(body)
+        assert (await wire.reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+        assert await wire.reader.readexactly(len(PLAIN)) == PLAIN
+        assert got == []
+        wire.close()
+
+
+async def test_b24_a_body_above_the_limit_is_not_invited() -> None:
+    """B24: 413 at once, no 100 before it."""
+    async with rig(ENGINE, config=SMALL) as it:
+        head = post(b"", "/v1/completions", b"Expect: 100-continue").replace(b"Length: 0", b"Length: 5000")
+        assert (await it.answer(head)).startswith(b"HTTP/1.1 413 ")
+
+
+async def test_own_routes_live_apart_from_the_engine() -> None:
+    """E12: alive while the engine is not; ready says why it is not."""
+    async with rig(ENGINE, url="http://127.0.0.1:1", ready=lambda: (False, "engine_unreachable")) as it:
+        assert (await it.talk(get("/healthz"))).startswith(b"HTTP/1.1 200 ")
+        answer = await it.talk(get("/readyz"))
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert json.loads(answer.partition(b"\r\n\r\n")[2]) == {
+            "ready": False,
+            "reason": "engine_unreachable",
+        }
+        head = await it.talk(get("/healthz", method="HEAD"))
+        assert head.endswith(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("POST", "/v1/unheard-of", 404),
+        ("POST", "/sleep", 404),
+        ("GET", "/server_info", 404),
+        ("GET", "/v1/chat/completions", 405),
+        ("HEAD", "/v1/chat/completions", 405),
+        ("DELETE", "/v1/chat/completions", 405),
+        ("CONNECT", "h:443", 404),
+    ],
+)
+async def test_routes_that_are_not_served(method: str, path: str, status: int) -> None:
+    async with rig(ENGINE) as it:
+        answer = await it.talk(get(path, method=method))
+        assert answer.split(b" ", 2)[1] == b"%d" % status
+        assert (b"\r\nAllow: POST" in answer) is (status == 405)
+        assert it.engine.accepted == 0
+
+
+async def test_opened_routes_pass() -> None:
+    config = ProxyConfig(opened=("/v1/unheard-of",), admin_opened=("/sleep",))
+    async with rig(ENGINE, config=config) as it:
+        for path in ("/v1/unheard-of", "/sleep"):
+            assert (await it.talk(get(path, method="POST"))).startswith(b"HTTP/1.1 200 ")
+        assert it.seen.admissions == 0
+
+
+async def test_refusals_of_the_gate() -> None:
+    """E07: busy is 429 with whole seconds to wait; never is 400 and no time."""
+    hold = asyncio.Event()
+
+    async def script(wire: Wire) -> None:
+        while True:
+            await wire.request()
+            await hold.wait()
+            await wire.send(plain(PLAIN))
+
+    big = b'{"model":"m","messages":[{"role":"user","content":"hi"}],"max_tokens":7000}'
+    async with rig(script, capacity=8000, policy=Policy.STATIC) as it:
+        first = asyncio.create_task(it.post(big))
+        await eventually(lambda: len(it.gate.ledger) == 1)
+        await asyncio.gather(*(it.post(b"%b" % big.replace(b"7000", b"7001")) for _ in range(3)))
+        refused = [record for record in it.seen.records if record.reject is not None]
+        assert {record.status for record in refused} == {429}
+        never = await it.post(big.replace(b"7000", b"9000"))
+        assert never.startswith(b"HTTP/1.1 400 ")
+        assert b"retry-after" not in never.lower()
+        assert it.seen.records[-1].reject is RejectReason.CONTEXT
+        busy = await it.post(big)
+        waits = [line for line in busy.split(b"\r\n") if line.lower().startswith(b"retry-after:")]
+        assert 1 <= int(waits[0].partition(b":")[2]) <= 60
+        hold.set()
+        assert (await first).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_bad_body_changes_nothing() -> None:
+    async with rig(ENGINE) as it:
+        answer = await it.post(b'{"model":')
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert (it.seen.admissions, it.engine.accepted) == (0, 0)
+
+
+async def test_upgrades_are_refused() -> None:
+    lines = (b"Upgrade: websocket", b"Sec-WebSocket-Key: x", b"Sec-WebSocket-Version: 13")
+    async with rig(ENGINE) as it:
+        request = get("/v1/realtime", *lines).replace(b"Connection: close", b"Connection: Upgrade, close")
+        answer = await it.answer(request)
+        assert answer.startswith(b"HTTP/1.1 404 ")
+        assert it.engine.accepted == 0
+
+
+async def test_clients_over_tls(certificate: tuple[Path, Path]) -> None:
+    cert, key = certificate
+    ours = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    ours.load_cert_chain(cert, key)
+    theirs = ssl.create_default_context(cafile=str(cert))
+
+    async def cut(wire: Wire) -> None:
+        await wire.request()
+        await wire.send(plain(PLAIN))
+        await wire.request()
+        await wire.send(STREAM_HEAD + chunk(event("a")))
+        wire.reset()
+
+    async with rig(cut, ssl=ours) as it:
+        wire = Wire(*await asyncio.open_connection("localhost", it.port, ssl=theirs))
+        await wire.send(post())
+        await wire.reader.readuntil(PLAIN)
+        await wire.send(post(CHAT_STREAM))
+        await wire.reader.readuntil(event("a"))
+        with pytest.raises(ConnectionResetError):
+            await wire.reader.readuntil(b"0\r\n\r\n")
+        wire.close()
+
+
+@pytest.mark.parametrize(
+    ("listen", "host", "port"),
+    [("127.0.0.1:80", "127.0.0.1", 80), ("[::1]:80", "::1", 80), (":80", None, 80), ("h:0", "h", 0)],
+)
+def test_listen_addresses(listen: str, host: str | None, port: int) -> None:
+    assert split_listen(listen) == (host, port)
+
+
+@pytest.mark.parametrize("listen", ["80", "::1:80", "h:", "h:99999", "h:x"])
+def test_bad_listen_addresses(listen: str) -> None:
+    with pytest.raises(ValueError, match="listen address"):
+        split_listen(listen)
