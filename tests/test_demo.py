@@ -9,10 +9,12 @@ import time
 from io import StringIO
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from rich.console import Console
 
+from kvctl.cli.demo_picture import write_picture
 from kvctl.cli.demo_run import EngineReading, LaneRun, Play, note_budget, read_page
 from kvctl.cli.demo_stage import Lane
 from kvctl.cli.demo_summary import sentences, summary, summary_table
@@ -35,7 +37,9 @@ def a_play(tmp_path: Path) -> Play:
     calls = [Call(at_s=float(at), prompt_tokens=10, output_tokens=5, cap_tokens=2048) for at in range(2)]
     runs = []
     for policy in (Policy.NONE, Policy.STATIC, Policy.FORECAST):
-        run = LaneRun(Lane(policy, tmp_path), engine=EngineReading(preemptions=7), kv_usage=[0.2, 0.4])
+        run = LaneRun(
+            Lane(policy, tmp_path), engine=EngineReading(preemptions=7), usage_trace=[(0.0, 0.2), (0.25, 0.4)]
+        )
         run.outcomes = [
             Outcome(call=calls[0], tries=1, status=200, first_at=0.5, last_at=0.9, tokens=5, complete=True),
             Outcome(call=calls[1], tries=3, status=429, refusals=3, given_up=True),
@@ -183,3 +187,15 @@ def read(path: Path) -> str:
         return path.read_text(errors="replace")
     except OSError:
         return ""
+
+
+def test_the_picture_is_drawn_of_what_was_seen(a_play: Play, tmp_path: Path) -> None:
+    for run in a_play.lanes:
+        run.budget_trace = [(0.0, 30000.0), (5.0, 18000.0)]
+        run.peaks = [(0.0, 100.0), (5.0, 17000.0)]
+    path = tmp_path / "demo.svg"
+    write_picture(a_play, path)
+    tree = ElementTree.fromstring(path.read_text(encoding="utf-8"))  # noqa: S314 - written a line above
+    lines = tree.findall("{http://www.w3.org/2000/svg}polyline")
+    assert len(lines) == len(a_play.lanes) + 2
+    assert all(len(line.attrib["points"].split()) == 2 for line in lines)

@@ -6,6 +6,8 @@ the calls burst past what it can serve (kvctl.sim.load says how), and in the mid
 of the card for a while. Time is real, and the lanes run side by side.
 """
 
+from pathlib import Path
+
 import click
 
 SHORTEST_S, LONGEST_S = 5.0, 600.0
@@ -21,7 +23,10 @@ SHORTEST_S, LONGEST_S = 5.0, 600.0
 )
 @click.option("--seed", default=1, show_default=True, help="Another seed is another load of the same kind.")
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
-def demo(*, seconds: float, seed: int, output: str) -> None:
+@click.option(
+    "--picture", type=click.Path(dir_okay=False, path_type=Path), help="Draw the run into this SVG file."
+)
+def demo(*, seconds: float, seed: int, output: str, picture: Path | None) -> None:
     """Show what kvctl does: one load without a gate, with a static one, and with the forecast.
 
     Needs no GPU and no engine. What happens is shown live (on standard error), the comparison at the end.
@@ -29,6 +34,6 @@ def demo(*, seconds: float, seed: int, output: str) -> None:
     from kvctl.cli.demo_show import DemoError, present  # noqa: PLC0415 - would slow the start of all other verbs
 
     try:
-        present(seconds, seed, as_json=output == "json")
+        present(seconds, seed, as_json=output == "json", picture=picture)
     except DemoError as error:
         raise click.ClickException(str(error)) from error

@@ -68,7 +68,9 @@ class LaneRun:
     gate: dict[str, Any] = field(default_factory=dict)
     budgets: list[int] = field(default_factory=list)
     events: list[BudgetEvent] = field(default_factory=list)
-    kv_usage: list[float] = field(default_factory=list)
+    budget_trace: list[tuple[float, float]] = field(default_factory=list)  # seconds, KV tokens
+    peaks: list[tuple[float, float]] = field(default_factory=list)  # seconds, forecast peak in KV tokens
+    usage_trace: list[tuple[float, float]] = field(default_factory=list)  # seconds, share of the pool
 
     @property
     def policy(self) -> Policy:
@@ -78,7 +80,7 @@ class LaneRun:
     @property
     def kv_usage_mean(self) -> float:
         """Mean of the engine's gauge over the run."""
-        return statistics.fmean(self.kv_usage) if self.kv_usage else 0.0
+        return statistics.fmean(share for _, share in self.usage_trace) if self.usage_trace else 0.0
 
 
 @dataclass(slots=True)
@@ -121,7 +123,7 @@ async def play(stage: Stage, calls: Sequence[Call], seconds: float, seed: int, s
             caller = Caller(session, run.lane.url, demo_stage.MODEL, clock, seed)
             jobs += [
                 _arrivals(run, calls, caller, clock),
-                _watch_engine(run, session),
+                _watch_engine(run, session, clock),
                 _watch_gate(run, admin, clock),
             ]
         tasks = [loop.create_task(job) for job in jobs]
@@ -186,12 +188,12 @@ async def _every(seconds: float) -> AsyncIterator[None]:
         await asyncio.sleep(due - loop.time())
 
 
-async def _watch_engine(run: LaneRun, session: aiohttp.ClientSession) -> None:
+async def _watch_engine(run: LaneRun, session: aiohttp.ClientSession, clock: Callable[[], float]) -> None:
     async for _ in _every(ENGINE_POLL_S):
         with contextlib.suppress(aiohttp.ClientError):
             async with session.get(f"{run.lane.engine_url}/metrics") as response:
                 run.engine = read_page(await response.text())
-                run.kv_usage.append(run.engine.kv_usage)
+                run.usage_trace.append((clock(), run.engine.kv_usage))
 
 
 def read_page(page: str) -> EngineReading:
@@ -207,6 +209,8 @@ async def _watch_gate(run: LaneRun, session: aiohttp.ClientSession, clock: Calla
         if gate is not None:
             run.gate = gate
             note_budget(run, at)
+            run.budget_trace.append((at, float(gate["budget_tokens"])))
+            run.peaks.append((at, float(gate["forecast_peak_tokens"])))
 
 
 def note_budget(run: LaneRun, at: float) -> None:

@@ -5,12 +5,14 @@ import contextlib
 import json
 import signal
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import click
 import uvloop
 from rich.console import Console
 
+from kvctl.cli.demo_picture import write_picture
 from kvctl.cli.demo_run import Play, play
 from kvctl.cli.demo_stage import GPU_POLL_S, StageError, open_stage
 from kvctl.cli.demo_summary import summary, summary_table
@@ -26,7 +28,7 @@ class DemoError(RuntimeError):
     """The demo could not be given."""
 
 
-def present(seconds: float, seed: int, *, as_json: bool) -> None:
+def present(seconds: float, seed: int, *, as_json: bool, picture: Path | None = None) -> None:
     """Give the demo; its result goes to standard output, all else to standard error.
 
     Raises DemoError if a part does not start, click.Abort if a signal ends it.
@@ -39,10 +41,19 @@ def present(seconds: float, seed: int, *, as_json: bool) -> None:
         raise DemoError(str(error)) from error
     if result is None:
         raise click.Abort
+    if picture is not None:
+        _draw(result, picture)
     if as_json:
         click.echo(json.dumps(summary(result, GPU_POLL_S), indent=2))
     else:
         Console().print(summary_table(result))
+
+
+def _draw(result: Play, picture: Path) -> None:
+    try:
+        write_picture(result, picture)
+    except OSError as error:
+        raise DemoError(f"--picture {picture}: {error.strerror}; the run itself went well") from error
 
 
 async def _run(progress: Console, seconds: float, seed: int) -> Play:
