@@ -34,7 +34,7 @@ from kvctl.control.tokenizer_check import TokenizerCheck
 from kvctl.core.engine_view import ViewConfig
 from kvctl.core.events import DrainChanged, KnobsChanged
 from kvctl.core.gate import Gate
-from kvctl.core.outcomes import SERVING, Policy
+from kvctl.core.outcomes import SERVING, Policy, ProxyFault
 from kvctl.core.overrides import Knob, bounds
 from kvctl.core.sentence import state_means
 from kvctl.core.supply import GateConfig
@@ -48,7 +48,7 @@ from kvctl.proxy.pool import Upstream
 from kvctl.proxy.seams import ProxyConfig
 from kvctl.proxy.server import Proxy
 from kvctl.proxy_metrics import ProxyReports
-from kvctl.settings import Settings
+from kvctl.settings.model import Settings
 from kvctl.settings.surroundings import warnings
 from kvctl.systemd_notify import Notifier
 from kvctl.tokens.chain import ChainCounter
@@ -94,10 +94,12 @@ class Daemon:
         self.keeper.observe(self._check)
         self._metrics = self._make_metrics()
         self._metrics.counting = counter
+        reports = ProxyReports(self._metrics, access_log=settings.access_log)
         self.upstream = Upstream(
             settings.engine_url,
             connect_timeout=settings.connect_timeout,
             read_timeout=settings.upstream_read_timeout,
+            on_retry=lambda: reports.fault(ProxyFault.UPSTREAM_RETRIED),
         )
         self.proxy = Proxy(
             keeper=self.keeper,
@@ -105,7 +107,7 @@ class Daemon:
             engine=self._engine,
             reader=self._make_reader(counter),
             config=_proxy_config(settings),
-            metrics=ProxyReports(self._metrics, access_log=settings.access_log),
+            metrics=reports,
             ready=self.readiness,
         )
 
@@ -114,13 +116,19 @@ class Daemon:
             return self.keeper.gate.context_tokens
 
         counter.know_context(context)
-        return Reader(counter, self._engine, vocab_size=counter.vocab_size, context=context)
+        return Reader(
+            counter,
+            self._engine,
+            vocab_size=counter.vocab_size,
+            context=context,
+            max_logprobs=self._settings.max_logprobs,
+        )
 
     def _make_metrics(self) -> Metrics:
         made = Metrics(version=__version__, routes=[route.name for route in self._engine.routes])
         engine = self._settings.engine_url
         made.add_engine(engine, lambda: self.keeper.gate.status(self._clock()))
-        self.keeper.observe(lambda command, now: made.observe(engine, command, now))
+        self.keeper.observe(lambda command: made.observe(engine, command))
         made.overrides = lambda: self.desk.active().values()
         made.sources["engine_metrics"] = self._engine_source
         if self.cards is not None:
@@ -197,6 +205,7 @@ class Daemon:
         """Everything is up inside, and closed in reverse order behind. Raises ListenError."""
         settings = self._settings
         async with AsyncExitStack() as stack:
+            stack.callback(self._notify.close)
             admin = self._admin_server()
             if admin is not None:
                 stack.push_async_callback(admin.close)
@@ -335,11 +344,15 @@ def _gate_config(settings: Settings, engine: Engine) -> GateConfig:
         gpu_guard_bytes=settings.gpu_guard,
         poll_interval_s=settings.scrape_interval,
         retry_after_max_s=settings.retry_after_max,
+        ttft_target_s=settings.ttft_target,
+        itl_target_s=settings.itl_target,
+        max_num_seqs=settings.max_num_seqs,
         jitter_seed=time.time(),
         view=ViewConfig(
             late_after_s=min(late, settings.stale_after),
             stale_after_s=settings.stale_after,
             stall_timeout_s=settings.stall_timeout,
+            cards_named=settings.gpus != ("all",),
         ),
     )
 

@@ -3,8 +3,9 @@
 import logging
 
 from kvctl import logs
-from kvctl.core.outcomes import DECISION_OF, EndReason, ProxyFault
+from kvctl.core.outcomes import DECISION_OF, Decision, EndReason, ProxyFault
 from kvctl.metrics import Metrics
+from kvctl.metrics.catalog import OTHER
 from kvctl.proxy.seams import Served
 from kvctl.tokens.base import CountMethod
 
@@ -73,14 +74,28 @@ def _log_access(record: Served) -> None:
     )
 
 
+# Of requests that the gate never judged: other routes, and what was refused on the way to it.
+_UNJUDGED = {
+    0: EndReason.CLIENT_GONE,
+    404: "not_found",
+    405: "not_found",
+    500: OTHER,  # a defect; the engine's own 500 came with a body
+    503: Decision.UNAVAILABLE,
+    504: EndReason.TIMEOUT,
+}
+
+
 def _outcome(record: Served) -> str:
     if record.end is not None:
         return record.end
     if record.reject is not None:
         return DECISION_OF[record.reject]
-    return {404: "not_found", 405: "not_found", 0: EndReason.CLIENT_GONE}.get(
-        record.status, "passed" if record.status < 400 else "bad_request"
+    if record.status >= 500 and record.first_byte_s is not None:
+        return EndReason.ENGINE_ERROR
+    usual = (
+        "passed" if record.status < 400 else "bad_request" if record.status < 500 else EndReason.ENGINE_ERROR
     )
+    return _UNJUDGED.get(record.status, usual)
 
 
 def _phase(record: Served) -> str:

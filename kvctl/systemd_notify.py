@@ -1,4 +1,4 @@
-"""What kvctl tells systemd: ready, status, alive, reloading, stopping (sd_notify(3)), over $NOTIFY_SOCKET.
+"""What kvctl tells systemd: ready, status, alive, stopping (sd_notify(3)), over $NOTIFY_SOCKET.
 
 The variables are taken out of the environment, so that no helper process speaks for the main one. WATCHDOG=1
 is to be sent only from a finished control tick: a loop that hangs must be seen to hang.
@@ -6,7 +6,6 @@ is to be sent only from a finished control tick: a loop that hangs must be seen 
 
 import os
 import socket
-import time
 from collections.abc import MutableMapping
 
 _STATUS_MAX = 400  # characters; systemctl shows one line
@@ -23,7 +22,7 @@ class Notifier:
         self._last_alive = float("-inf")
 
     def ready(self, status: str = "") -> None:
-        """The listeners are open (or a reload is done); not tied to the engine's model load."""
+        """The listeners are open; not tied to the engine's model load."""
         self._send("READY=1", *self._status(status))
 
     def status(self, sentence: str) -> None:
@@ -36,10 +35,6 @@ class Notifier:
         if self.watchdog_interval_s is not None and now - self._last_alive >= self.watchdog_interval_s / 4:
             self._last_alive = now
             self._send("WATCHDOG=1")
-
-    def reloading(self) -> None:
-        """A reload begins; ``ready`` ends it."""
-        self._send("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def stopping(self, status: str = "") -> None:
         """The end begins: a drain, then the exit."""

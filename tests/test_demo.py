@@ -9,7 +9,7 @@ import time
 from io import StringIO
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 import pytest
 from rich.console import Console
@@ -195,7 +195,7 @@ def test_the_picture_is_drawn_of_what_was_seen(a_play: Play, tmp_path: Path) -> 
         run.peaks = [(0.0, 100.0), (5.0, 17000.0)]
     path = tmp_path / "demo.svg"
     write_picture(a_play, path)
-    tree = ElementTree.fromstring(path.read_text(encoding="utf-8"))  # noqa: S314 - written a line above
+    tree = ET.fromstring(path.read_text(encoding="utf-8"))  # noqa: S314 - written a line above
     lines = tree.findall("{http://www.w3.org/2000/svg}polyline")
     assert len(lines) == len(a_play.lanes) + 2
     assert all(len(line.attrib["points"].split()) == 2 for line in lines)

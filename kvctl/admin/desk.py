@@ -13,7 +13,8 @@ from typing import Any
 
 from kvctl import logs
 from kvctl.admin import documents
-from kvctl.admin.keeper import Keeper, entry
+from kvctl.admin.audit import entry
+from kvctl.admin.keeper import Keeper
 from kvctl.admin.peers import DAEMON, Actor
 from kvctl.core.overrides import (
     Bounds,
@@ -25,7 +26,7 @@ from kvctl.core.overrides import (
     StateError,
     Value,
 )
-from kvctl.settings import SPECS
+from kvctl.settings.model import SPECS
 
 log = logs.get("admin")
 Values = Mapping[Knob, Value]

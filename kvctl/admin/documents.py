@@ -15,8 +15,6 @@ from kvctl.admin.port import DaemonStatus
 from kvctl.core.overrides import Override, Overrides
 from kvctl.core.status import GateStatus
 from kvctl.core.telemetry import GpuSample
-from kvctl.settings import Settings
-from kvctl.settings.document import as_document
 
 Document = dict[str, Any]
 
@@ -75,6 +73,7 @@ _BUDGET_KEYS = (
     "policy",
     "capacity_tokens",
     "capacity_known",
+    "capacity_source",
     "margin_ratio",
     "pressure",
     "budget_tokens",
@@ -92,11 +91,6 @@ def budget(daemon: DaemonStatus) -> Document:
     """How each engine's budget comes about, from capacity to headroom."""
     engines = {name: engine(gate) for name, gate in daemon.engines.items()}
     return {"engines": {name: {key: shown[key] for key in _BUDGET_KEYS} for name, shown in engines.items()}}
-
-
-def config(settings: Settings) -> Document:
-    """Every setting: its value in base units, as an operator would write it, and where it came from."""
-    return as_document(settings)
 
 
 def overrides(held: Overrides, now_mono: float) -> Document:

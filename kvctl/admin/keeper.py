@@ -12,17 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from kvctl import logs
-from kvctl.admin.files import Audit, StateFile
-from kvctl.admin.peers import Actor
+from kvctl.admin.audit import Audit
+from kvctl.admin.state import StateFile
 
 log = logs.get("admin")
 DEADLINE_S = 5.0
-
-
-def entry(actor: Actor, verb: str, **what: object) -> dict[str, Any]:
-    """One line of the audit log, without its time."""
-    who = {"uid": actor.uid, "user": actor.user, "gid": actor.gid, "pid": actor.pid, "verb": verb}
-    return who | {key: logs.plain(value) for key, value in what.items()}
 
 
 class Keeper:

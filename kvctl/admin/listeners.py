@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from kvctl.settings import Address
+from kvctl.settings.units import Address
 
 MODE = 0o660
 

@@ -7,7 +7,7 @@ from typing import Protocol
 from kvctl.core.outcomes import SourceFault
 from kvctl.core.status import GateStatus
 from kvctl.core.telemetry import GpuSample
-from kvctl.settings import Settings
+from kvctl.settings.model import Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,25 +6,31 @@ all of it; the kernel says who that was.
 
 import asyncio
 import json
+import logging
+import socket
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn
 
-from aiohttp import web
+from aiohttp import http_exceptions, web
 
+from kvctl import logs
 from kvctl.admin import documents
 from kvctl.admin.desk import Change, Desk
 from kvctl.admin.listeners import OwnedSocket, tcp_socket
 from kvctl.admin.peers import Actor, credentials, user_name
 from kvctl.admin.port import AdminPort, PublicPort
 from kvctl.core.overrides import DEFAULT_TTL_S, OverrideError, Refusal
-from kvctl.settings import Address
+from kvctl.settings.document import as_document
+from kvctl.settings.units import Address
 
 BODY_MAX = 64 * 2**10
 NAME_DEADLINE_S = 2.0
+SILENCE_S = 20.0  # longest that a caller may hold a connection without a word
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _STATUS = {Refusal.UNKNOWN_KNOB: 404, Refusal.NOT_SET: 404, Refusal.STALE_REVISION: 412}
+_WORD = {404: "not_found", 413: "too_large"}  # of aiohttp's own answers
 _BODY_KEYS = frozenset({"value", "ttl_s", "reason"})
 
 
@@ -50,7 +56,8 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         allowed = ", ".join(sorted(error.allowed_methods))
         return _error(405, "method_not_allowed", f"{request.path} knows {allowed}", {"Allow": allowed})
     except web.HTTPException as error:
-        return _error(error.status, error.reason.lower().replace(" ", "_"), f"{request.path}: {error.reason}")
+        word = _WORD.get(error.status, "bad_request")
+        return _error(error.status, word, f"{request.path}: {error.reason}")
 
 
 def _error(status: int, word: str, message: str, headers: Mapping[str, str] | None = None) -> web.Response:
@@ -89,7 +96,7 @@ class AdminApi:
         return web.json_response(documents.budget(self._port.status()))
 
     async def _config(self, _: web.Request) -> web.Response:
-        return web.json_response(documents.config(self._port.settings()))
+        return web.json_response(as_document(self._port.settings()))
 
     async def _overrides(self, _: web.Request) -> web.Response:
         return self._with_revision(self._desk.document())
@@ -192,22 +199,101 @@ class PublicApi:
         return web.Response(text=f"{sentence}\n", status=200 if ready else 503)
 
 
+class _Strangers(logging.Filter):
+    """What is no HTTP is its sender's fault: one line, without a traceback and without what was sent."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Let all pass, this kind in other words."""
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, http_exceptions.HttpProcessingError):
+            record.levelno, record.levelname = logging.WARNING, "WARNING"
+            record.msg, record.args = f"refused a request that is not HTTP ({type(error).__name__})", ()
+            record.exc_info = None
+        return True
+
+
+class _Connection(web.RequestHandler):
+    """One caller's connection; closed after ``SILENCE_S`` without a word, whatever it was about to say.
+
+    A connection that is only held takes a descriptor from the data port.
+    """
+
+    __slots__ = ("_heard_at", "_silence")
+
+    def __init__(self, server: web.Server, logger: logging.Logger) -> None:
+        options: dict[str, Any] = {"logger": logger, "access_log": None}
+        super().__init__(server, loop=asyncio.get_running_loop(), **options)
+        self._heard_at = 0.0
+        self._silence: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A caller came."""
+        super().connection_made(transport)
+        self._listen_on(SILENCE_S)
+
+    def data_received(self, data: bytes) -> None:
+        """It says something."""
+        self._heard_at = asyncio.get_running_loop().time()
+        super().data_received(data)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """It is gone."""
+        if self._silence is not None:
+            self._silence.cancel()
+        super().connection_lost(exc)
+
+    def _listen_on(self, seconds: float) -> None:
+        self._silence = asyncio.get_running_loop().call_later(seconds, self._silent)
+
+    def _silent(self) -> None:
+        left = self._heard_at + SILENCE_S - asyncio.get_running_loop().time()
+        if left > 0:
+            self._listen_on(left)
+        else:
+            self.force_close()
+
+
+class _Served:
+    """An application on a listening socket."""
+
+    def __init__(self, application: web.Application) -> None:
+        self._logger = logs.get("admin.http")
+        if not self._logger.filters:
+            self._logger.addFilter(_Strangers())
+        self._runner = web.AppRunner(application, shutdown_timeout=1)
+        self._listener: asyncio.Server | None = None
+
+    async def start(self, sock: socket.socket) -> None:
+        """Serve from now on."""
+        await self._runner.setup()
+        loop, server = asyncio.get_running_loop(), self._runner.server
+        if server is None:
+            raise RuntimeError("a runner without a server")
+        make = loop.create_unix_server if sock.family == socket.AF_UNIX else loop.create_server
+        self._listener = await make(lambda: _Connection(server, self._logger), sock=sock)
+
+    async def close(self) -> None:
+        """Stop serving."""
+        if self._listener is not None:
+            self._listener.close()
+        await self._runner.cleanup()
+
+
 class AdminServer:
     """The unix socket in service."""
 
     def __init__(self, api: AdminApi, listener: OwnedSocket) -> None:
         self._api = api
-        self._runner = web.AppRunner(api.application(), access_log=None, shutdown_timeout=1)
+        self._served = _Served(api.application())
         self._listener = listener
 
     async def start(self) -> None:
         """Serve from now on."""
-        await self._runner.setup()
-        await web.SockSite(self._runner, self._listener.socket).start()
+        await self._served.start(self._listener.socket)
 
     async def close(self) -> None:
         """Stop serving and give the path away."""
-        await self._runner.cleanup()
+        await self._served.close()
         self._listener.close()
         self._api.close()
 
@@ -217,16 +303,15 @@ class PublicServer:
 
     def __init__(self, api: PublicApi, address: Address) -> None:
         """Raises ListenError."""
-        self._runner = web.AppRunner(api.application(), access_log=None, shutdown_timeout=1)
+        self._served = _Served(api.application())
         self._socket = tcp_socket("admin_listen", address)
         self.port: int = self._socket.getsockname()[1]
 
     async def start(self) -> None:
         """Serve from now on."""
-        await self._runner.setup()
-        await web.SockSite(self._runner, self._socket).start()
+        await self._served.start(self._socket)
 
     async def close(self) -> None:
         """Stop serving."""
-        await self._runner.cleanup()
+        await self._served.close()
         self._socket.close()

@@ -89,7 +89,7 @@ def _usual_socket() -> Path:
     """As the daemon would find it: environment, file, default."""
     if given := os.environ.get(SOCKET_VARIABLE):
         return Path(given)
-    from kvctl.settings import socket_of  # noqa: PLC0415 - most calls need none of it
+    from kvctl.settings.usual import socket_of  # noqa: PLC0415 - most calls need none of it
 
     return socket_of(os.environ)
 

@@ -31,7 +31,9 @@ def version() -> None:
 @output_option
 def check_config(config: Path | None, output: str) -> None:
     """Judge file, environment and credentials as a start would, and what of them this machine lacks."""
-    from kvctl.settings import SettingsError, load  # noqa: PLC0415 - version needs none of it
+    # version needs none of these
+    from kvctl.settings.errors import SettingsError  # noqa: PLC0415
+    from kvctl.settings.loading import load  # noqa: PLC0415
     from kvctl.settings.surroundings import warnings  # noqa: PLC0415
 
     try:
@@ -67,8 +69,9 @@ def show_config(*, config: Path | None, live: bool, output: str, socket: Path | 
 
 
 def _local(config: Path | None) -> dict[str, Any]:
-    from kvctl.settings import SettingsError, load  # noqa: PLC0415
     from kvctl.settings.document import as_document  # noqa: PLC0415
+    from kvctl.settings.errors import SettingsError  # noqa: PLC0415
+    from kvctl.settings.loading import load  # noqa: PLC0415
 
     try:
         return as_document(load(config, os.environ))

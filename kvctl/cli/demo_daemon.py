@@ -12,7 +12,8 @@ import uvloop
 from kvctl import logs
 from kvctl.daemon import serve
 from kvctl.gpu.simulated import FollowedCard
-from kvctl.settings import Settings, load
+from kvctl.settings.loading import load
+from kvctl.settings.model import Settings
 from kvctl.sim.lifetime import stop_event
 
 

@@ -9,7 +9,9 @@ from typing import Any
 import click
 
 from kvctl.cli.common import CommandError, config_option
-from kvctl.settings import SPECS, Settings, SettingsError, load
+from kvctl.settings.errors import SettingsError
+from kvctl.settings.loading import load
+from kvctl.settings.model import SPECS, Settings
 
 
 def setting_flags(command: Callable[..., Any]) -> Callable[..., Any]:

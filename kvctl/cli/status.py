@@ -11,6 +11,7 @@ from kvctl.cli.knobs import override_lines
 from kvctl.core.outcomes import SERVING, EngineState
 
 Document = Mapping[str, Any]
+_GUESSED = {"plan": " (planned)", "fallback": " (assumed)"}
 
 
 @click.command()
@@ -52,7 +53,7 @@ def _engine(name: str, gate: Document) -> Mapping[str, str]:
         "ENGINE": name,
         "STATE": gate["state"],
         "POLICY": gate["policy"],
-        "CAPACITY": count(gate["capacity_tokens"]) + ("" if gate["capacity_known"] else " (assumed)"),
+        "CAPACITY": count(gate["capacity_tokens"]) + _GUESSED.get(gate["capacity_source"], ""),
         "MARGIN": percent(gate["margin_ratio"]),
         "BUDGET": count(gate["budget_tokens"]),
         "REASON": gate["budget_reason"],

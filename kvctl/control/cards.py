@@ -4,11 +4,12 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from kvctl import logs
 from kvctl.core.events import Event, GpuReadFailed, GpusRead
 from kvctl.core.outcomes import SourceFault
 from kvctl.gpu.base import GpuReading, GpuSource
 
-log = logging.getLogger(__name__)
+log = logs.get("control.cards")
 
 
 class CardPoller:
@@ -55,10 +56,10 @@ class CardPoller:
     def _tell(self, reading: GpuReading) -> None:
         before, self._fault = self._fault, reading.fault
         if reading.fault is not None and reading.fault is not before:
-            log.warning(
-                "no GPU readings (%s%s): GPU memory puts no pressure on the budget; the engine still does",
-                reading.fault,
-                f": {reading.detail}" if reading.detail else "",
+            why = f"{reading.fault}: {reading.detail}" if reading.detail else str(reading.fault)
+            sentence = (
+                f"no GPU readings ({why}): GPU memory puts no pressure on the budget; the engine still does"
             )
+            logs.event(log, logging.WARNING, "gpu_unreadable", sentence, reason=reading.fault)
         elif reading.fault is None and before is not None:
-            log.info("GPU readings are back (%s is over)", before)
+            logs.event(log, logging.INFO, "gpu_readable", f"GPU readings are back ({before} is over)")

@@ -23,7 +23,7 @@ from kvctl.core.events import (
 from kvctl.core.gate import Gate
 from kvctl.core.outcomes import EndReason
 
-Observer = Callable[[Command, float], None]
+Observer = Callable[[Command], None]
 
 
 class LeaseHandle:
@@ -78,11 +78,10 @@ class Gatekeeper:
 
     def handle(self, event: Event) -> list[Command]:
         """Hand one event to the gate; returns its commands after the observers saw them."""
-        now = self._clock()
-        commands = self.gate.handle(event, now)
+        commands = self.gate.handle(event, self._clock())
         for command in commands:
             for observer in self._observers:
-                observer(command, now)
+                observer(command)
         return commands
 
     async def admit(self, request_id: str, shape: Shape) -> LeaseHandle | Reject:

@@ -7,14 +7,13 @@ Law 6: nothing slow. A deadline over the whole answer, a bound on its size while
 import asyncio
 import errno
 import socket
-import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
-from yarl import URL
 
 from kvctl.core.outcomes import SourceFault
 
@@ -73,7 +72,6 @@ class Poller:
         timeout_s: float = 1.0,
         max_bytes: int = 16 * 1024 * 1024,
         authorization: str | None = None,
-        tls: ssl.SSLContext | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._base = base_url.rstrip("/")
@@ -82,14 +80,14 @@ class Poller:
         self._headers = {"Accept-Encoding": "identity"}
         if authorization is not None:
             self._headers["Authorization"] = authorization
-        self._tls = tls
         self.clock = clock
         self._session: aiohttp.ClientSession | None = None
 
     @property
     def shown_url(self) -> str:
         """The base URL without credentials, for messages."""
-        return str(URL(self._base).with_user(None))
+        parts = urlsplit(self._base)
+        return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
     async def close(self) -> None:
         """Close the connection."""
@@ -129,12 +127,7 @@ class Poller:
 
     def _open_session(self) -> aiohttp.ClientSession:
         if self._session is None:
-            connector = aiohttp.TCPConnector(
-                limit=1,
-                resolver=LoopbackResolver(),
-                keepalive_timeout=_IDLE_S,
-                ssl=True if self._tls is None else self._tls,
-            )
+            connector = aiohttp.TCPConnector(limit=1, resolver=LoopbackResolver(), keepalive_timeout=_IDLE_S)
             self._session = aiohttp.ClientSession(
                 connector=connector,
                 cookie_jar=aiohttp.DummyCookieJar(),
@@ -145,7 +138,7 @@ class Poller:
 
 
 # Our own want of files, ports or memory says nothing of the engine.
-_OWN_WANT = frozenset(
+OWN_WANT = frozenset(
     {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EADDRNOTAVAIL, errno.EACCES, errno.EPERM}
 )
 
@@ -159,7 +152,7 @@ _FAULTS: tuple[tuple[type[BaseException], SourceFault], ...] = (
 
 
 def _fault(error: Exception) -> SourceFault:
-    if isinstance(error, OSError) and error.errno in _OWN_WANT:
+    if isinstance(error, OSError) and error.errno in OWN_WANT:
         return SourceFault.FAILED
     return next((fault for kind, fault in _FAULTS if isinstance(error, kind)), SourceFault.FAILED)
 

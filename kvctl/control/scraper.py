@@ -13,14 +13,15 @@ import logging
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
+from kvctl import logs
 from kvctl.control.poll import Answer, Poller, PollError
 from kvctl.core.events import EngineDescribed, Scraped, ScrapeFailed
 from kvctl.core.outcomes import SourceFault
-from kvctl.core.telemetry import RankSample
+from kvctl.core.telemetry import RankSample, is_another_process
 from kvctl.engines.base import Engine, PageError
 from kvctl.engines.detect import engine_of_page
 
-log = logging.getLogger(__name__)
+log = logs.get("control.scraper")
 
 Emit = Callable[[Scraped | ScrapeFailed | EngineDescribed], object]
 
@@ -192,7 +193,8 @@ class _Episode:
         if not self._kinds:
             self._began = self._clock()
         if fault not in self._kinds:
-            log.warning("engine telemetry of %s: %s (%s)", self._source, message, fault)
+            sentence = f"engine telemetry of {self._source}: {message} ({fault})"
+            logs.event(log, logging.WARNING, "telemetry_lost", sentence, reason=fault)
         self._kinds[fault] = self._kinds.get(fault, 0) + 1
         self._good = 0
 
@@ -202,22 +204,12 @@ class _Episode:
             return
         lost = ", ".join(f"{polls} {fault}" for fault, polls in self._kinds.items())
         lasted = self._clock() - self._began
-        log.warning("engine telemetry of %s is back after %.1f s (%s)", self._source, lasted, lost)
+        sentence = f"engine telemetry of {self._source} is back after {lasted:.1f} s ({lost})"
+        logs.event(log, logging.WARNING, "telemetry_back", sentence)
         self._kinds = {}
 
 
 def _restarted(before: Sequence[RankSample], now: Sequence[RankSample]) -> bool:
-    """Whether another process answers: its start time moved, or a running total fell."""
+    """Whether another process answers for any rank."""
     known = {sample.rank: sample for sample in before}
-    return any(sample.rank in known and _another(known[sample.rank], sample) for sample in now)
-
-
-def _another(before: RankSample, now: RankSample) -> bool:
-    pairs = (
-        (before.preemptions_total, now.preemptions_total),
-        (before.prompt_tokens_total, now.prompt_tokens_total),
-        (before.generation_tokens_total, now.generation_tokens_total),
-    )
-    if any(a is not None and b is not None and b < a for a, b in pairs):
-        return True
-    return None not in (before.started_at, now.started_at) and before.started_at != now.started_at
+    return any(sample.rank in known and is_another_process(known[sample.rank], sample) for sample in now)

@@ -19,7 +19,7 @@ log = logs.get("gate")
 _OURS = frozenset({EndReason.CANCELLED})  # ends that only a defect of kvctl brings about
 
 
-def tell(command: Command, now: float) -> None:  # noqa: ARG001 - an observer's signature
+def tell(command: Command) -> None:
     """Log what ``command`` says, where it says something to on-call."""
     match command:
         case StateChanged():

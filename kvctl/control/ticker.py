@@ -1,15 +1,15 @@
 """The control loop's beat: one tick every ``interval_s``, never two for one late one."""
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from kvctl import logs
 from kvctl.control.gatekeeper import Gatekeeper
 from kvctl.core.events import Ticked
 
-log = logging.getLogger(__name__)
+log = logs.get("control.ticker")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

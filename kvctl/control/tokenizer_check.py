@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 
 from kvctl import logs
 from kvctl.core.events import Command, EngineRestarted, Noted
+from kvctl.core.outcomes import Note
 
 log = logs.get("tokens")
 
@@ -24,9 +25,9 @@ class TokenizerCheck:
         self._task: asyncio.Task[None] | None = None
         self._wrong = False
 
-    def __call__(self, command: Command, now: float) -> None:  # noqa: ARG002 - an observer's signature
+    def __call__(self, command: Command) -> None:
         """Begin a check when the engine is another one than before."""
-        described = isinstance(command, Noted) and command.word == "engine_described"
+        described = isinstance(command, Noted) and command.word is Note.ENGINE_DESCRIBED
         if not (described or isinstance(command, EngineRestarted)) or not self._models():
             return
         if self._task is not None:

@@ -9,42 +9,62 @@ for "can never fit": a request lives in one rank.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kvctl.core.outcomes import BudgetReason, Pressure
+from kvctl.core.outcomes import BudgetReason, CapacitySource, Pressure
 from kvctl.core.telemetry import RankSample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """Usable KV tokens. ``known`` False: the fallback of the settings stands in, and proves nothing."""
+    """Usable KV tokens. ``known`` False: a plan or the settings' fallback stands in, and proves nothing."""
 
     total: int
     largest_rank: int | None
     exact: bool
-    known: bool
+    source: CapacitySource
     block: int
+
+    @property
+    def known(self) -> bool:
+        """Whether engine or operator told it."""
+        return self.source in _TOLD
 
 
 DEFAULT_BLOCK = 16
+_TOLD = frozenset({CapacitySource.ENGINE, CapacitySource.OPERATOR})
 
 
 def capacity_of(
-    samples: Sequence[RankSample], *, operator: int | None, force: bool, fallback: int
+    samples: Sequence[RankSample],
+    *,
+    operator: int | None,
+    force: bool,
+    fallback: int,
+    planned: int | None = None,
 ) -> Capacity:
     """Capacity from the latest sample of each rank.
 
-    ``operator`` (tokens per rank) may only lower what the engine reports, unless ``force``.
+    ``operator`` (tokens per rank) may only lower what the engine reports, unless ``force``. ``planned`` (per
+    rank) stands in before ``fallback`` (of all ranks) where neither tells it.
     """
     block = max((s.block_size for s in samples if s.block_size), default=DEFAULT_BLOCK)
     reported = [s.capacity_tokens for s in samples if s.capacity_tokens]  # a pool of 0 is no reading
     ranks = max(len(samples), 1)
     if operator is not None and (force or len(reported) < ranks):
         each = [operator] * ranks
-        return Capacity(total=sum(each), largest_rank=operator, exact=force, known=True, block=block)
+        told = CapacitySource.OPERATOR
+        return Capacity(total=sum(each), largest_rank=operator, exact=force, source=told, block=block)
     if not reported or len(reported) < ranks:
-        return Capacity(total=fallback, largest_rank=None, exact=False, known=False, block=block)
+        return _guessed(planned, fallback, ranks, block)
     each = [c if operator is None else min(c, operator) for c in reported]
     exact = all(s.capacity_exact for s in samples)
-    return Capacity(total=sum(each), largest_rank=max(each), exact=exact, known=True, block=block)
+    told = CapacitySource.ENGINE
+    return Capacity(total=sum(each), largest_rank=max(each), exact=exact, source=told, block=block)
+
+
+def _guessed(planned: int | None, fallback: int, ranks: int, block: int) -> Capacity:
+    source = CapacitySource.FALLBACK if planned is None else CapacitySource.PLAN
+    total = fallback if planned is None else planned * ranks
+    return Capacity(total=total, largest_rank=planned, exact=False, source=source, block=block)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -118,11 +118,18 @@ def _output_that_fits_pool(shape: Shape, limits: Limits) -> int:
 
 
 def claim(shape: Shape, limits: Limits) -> Claim:
-    """Worst-case KV tokens of ``shape``; never less than its prompts."""
-    outputs = tuple(allowed_output(shape, prompt, limits) for prompt in shape.prompts)
-    each = (round_up(p + m, limits.block) for p, m in zip(shape.prompts, outputs, strict=True))
+    """Worst-case KV tokens of ``shape``; never less than its prompts, where those were counted.
+
+    A prompt that was only bounded holds no more than the context: the engine refuses what is longer. Without
+    that a long text whose tokens nobody counted would be told to come back later for ever.
+    """
+    prompts = shape.prompts
+    if not shape.exact and limits.context is not None:
+        prompts = tuple(min(prompt, limits.context) for prompt in prompts)
+    outputs = tuple(allowed_output(shape, prompt, limits) for prompt in prompts)
+    each = (round_up(p + m, limits.block) for p, m in zip(prompts, outputs, strict=True))
     return Claim(
-        prompts=shape.prompts,
+        prompts=prompts,
         outputs=outputs,
         n=shape.n,
         block=limits.block,
@@ -134,11 +141,9 @@ def never_fits(shape: Shape, limits: Limits) -> NeverFits | None:
     """The proof that no state of the engine could ever serve ``shape``, or None."""
     if not shape.exact:
         return None
-    return (
-        _beyond_context(shape, limits)
-        or _beyond_max_context(shape, limits)
-        or _beyond_capacity(shape, limits)
-    )
+    proofs = [rule(shape, limits) for rule in (_beyond_context, _beyond_max_context, _beyond_capacity)]
+    # The tightest limit is the one to name: a caller who obeys another is refused again.
+    return min((proof for proof in proofs if proof is not None), key=lambda p: p.limit_tokens, default=None)
 
 
 def _beyond_context(shape: Shape, limits: Limits) -> NeverFits | None:

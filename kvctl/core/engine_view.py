@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kvctl.core.outcomes import EngineState, SourceFault
-from kvctl.core.telemetry import EngineInfo, GpuSample, RankSample
+from kvctl.core.telemetry import EngineInfo, GpuSample, RankSample, is_another_process
 
 REFUSED_IN_A_ROW = 2  # polls or data-plane connections, before "unreachable"
 FROZEN_TOKENS = 64  # tokens seen by the ledger while the page's counters stand still
@@ -28,6 +28,7 @@ class ViewConfig:
     late_after_s: float = 1.4
     stale_after_s: float = 10.0
     stall_timeout_s: float = 30.0
+    cards_named: bool = True  # False: the machine's cards are watched, and some may be of other engines
 
 
 class Moved(NamedTuple):
@@ -55,6 +56,7 @@ class EngineView:
         self._busy_since: float | None = None
         self._stuck: EngineState | None = None
         self._tried_at = float("-inf")
+        self._cards: frozenset[str] = frozenset()
         self._broken_cards: frozenset[str] = frozenset()
         self._ecc: dict[str, int] = {}
         self._failed_by_ecc: set[str] = set()
@@ -64,7 +66,9 @@ class EngineView:
     def scraped(self, samples: tuple[RankSample, ...], now: float) -> Moved:
         """A page came. Returns what moved since the page before."""
         before = {s.rank: s for s in self.samples}
-        restarted = tuple(s.rank for s in samples if s.rank in before and _restarted(before[s.rank], s))
+        restarted = tuple(
+            s.rank for s in samples if s.rank in before and is_another_process(before[s.rank], s)
+        )
         moved = Moved(
             preempted=None if restarted else _delta(before, samples, "preemptions_total"),
             generated=None if restarted else _delta(before, samples, "generation_tokens_total"),
@@ -99,13 +103,14 @@ class EngineView:
         self._refused += 1
 
     def cards_read(self, cards: Sequence[GpuSample]) -> None:
-        """The engine's cards: one that is lost, or whose uncorrectable errors rose, is a fault."""
+        """The cards: one that is lost, or whose uncorrectable errors rose, is a fault if the engine's."""
         for card in cards:
             errors = card.ecc_uncorrected_total
             if errors is not None:
                 if errors > self._ecc.get(card.uuid, errors):
                     self._failed_by_ecc.add(card.uuid)
                 self._ecc[card.uuid] = errors
+        self._cards = frozenset(card.uuid for card in cards)
         self._broken_cards = frozenset(card.uuid for card in cards if card.lost)
 
     def token_seen(self, tokens: float, now: float) -> None:
@@ -142,12 +147,17 @@ class EngineView:
         return now - self._moved_at if frozen and self._moved_at is not None else now - self.sampled_at
 
     def looks_empty(self) -> bool:
-        """Whether the last page says that nothing runs or waits. A paused engine says so too."""
+        """Whether the last page says that nothing runs or waits. A paused engine says so too.
+
+        A page from before the last token says nothing of the request which that token belongs to.
+        """
+        if self.sampled_at is None or self.sampled_at <= self._token_at:
+            return False
         return bool(self.samples) and all(s.running == 0 and s.waiting == 0 for s in self.samples)
 
     def state(self, now: float) -> EngineState:
         """The state in force; the first rule that holds wins."""
-        if self._broken_cards or self._failed_by_ecc:
+        if self._has_broken_card():
             return EngineState.FAULT
         if self._refused >= REFUSED_IN_A_ROW:
             return EngineState.UNREACHABLE
@@ -160,6 +170,11 @@ class EngineView:
             return self._telemetry_state(now)
         on_trial = now - self._tried_at > self._config.stall_timeout_s
         return EngineState.TRIAL if on_trial else self._stuck
+
+    def _has_broken_card(self) -> bool:
+        """Of cards that nobody named as the engine's, one broken among good ones may well be another's."""
+        broken = self._broken_cards | self._failed_by_ecc
+        return bool(broken) and (self._config.cards_named or broken >= self._cards)
 
     def tried(self, now: float) -> None:
         """The request on trial was let in: the judgement stands again until it shows a token."""
@@ -198,20 +213,6 @@ class EngineView:
             self._stuck = None
         self._contact_at = now
         self._refused = 0
-
-
-_COUNTERS = ("generation_tokens_total", "prompt_tokens_total", "preemptions_total")
-
-
-def _restarted(before: RankSample, after: RankSample) -> bool:
-    if (
-        before.started_at is not None
-        and after.started_at is not None
-        and after.started_at != before.started_at
-    ):
-        return True
-    pairs = ((getattr(before, name), getattr(after, name)) for name in _COUNTERS)
-    return any(old is not None and new is not None and new < old for old, new in pairs)
 
 
 def _delta(before: dict[str, RankSample], samples: Sequence[RankSample], name: str) -> float | None:

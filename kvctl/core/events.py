@@ -13,6 +13,7 @@ from kvctl.core.outcomes import (
     Decision,
     EndReason,
     EngineState,
+    Note,
     Policy,
     RejectReason,
     SourceFault,
@@ -90,8 +91,15 @@ class GpuReadFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class CapacityPlanned:
+    """The planner's figure: KV tokens that a rank has at least; None: it cannot say."""
+
+    tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class KnobsChanged:
-    """The values in force of the knobs that on-call or a reload may move."""
+    """The values in force of the knobs that on-call may move."""
 
     margin_ratio: float
     policy: Policy
@@ -119,6 +127,7 @@ Event = (
     | ConnectFailed
     | GpusRead
     | GpuReadFailed
+    | CapacityPlanned
     | KnobsChanged
     | DrainChanged
     | Ticked
@@ -165,7 +174,7 @@ class LeaseEnded:
 
 @dataclass(frozen=True, slots=True)
 class BudgetChanged:
-    """The budget moved by more than a hundredth, or for another reason than before."""
+    """The budget moved: by more than a hundredth of capacity, or at all where margin or capacity did."""
 
     before_tokens: int
     after_tokens: int
@@ -191,9 +200,9 @@ class EngineRestarted:
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """Something on-call should be able to read in the log once: capacity changed, unsupported set-up, ..."""
+    """Something that on-call should be able to read in the log once."""
 
-    word: str
+    word: Note
     sentence: str
 
 

@@ -16,6 +16,7 @@ from kvctl.core.claim import Claim, NeverFits, claim, never_fits
 from kvctl.core.events import (
     Admit,
     Arrived,
+    CapacityPlanned,
     Command,
     ConnectFailed,
     DrainChanged,
@@ -33,8 +34,9 @@ from kvctl.core.events import (
     Ticked,
 )
 from kvctl.core.forecast import Curve, Forecast, curve
+from kvctl.core.guards import GuardRefusal, Guards
 from kvctl.core.ledger import Lease, Ledger
-from kvctl.core.outcomes import SERVING, EndReason, EngineState, Policy, RejectReason
+from kvctl.core.outcomes import SERVING, EndReason, EngineState, Limit, Policy, RejectReason
 from kvctl.core.progress import Pace
 from kvctl.core.retry import RetryHints
 from kvctl.core.sentence import tick_sentence
@@ -64,6 +66,7 @@ class Gate:
         self._survival = SurvivalModel()
         self._forecast = Forecast()
         self._pace = Pace()
+        self._guards = Guards(config.ttft_target_s, config.itl_target_s, config.max_num_seqs)
         self._retry = RetryHints(longest_s=config.retry_after_max_s, seed=config.jitter_seed)
         self._handlers: dict[type, Callable[[Any, float], list[Command]]] = {
             Arrived: self._arrived,
@@ -76,6 +79,7 @@ class Gate:
             ConnectFailed: self._connect_failed,
             GpusRead: self._gpus_read,
             GpuReadFailed: self._gpu_read_failed,
+            CapacityPlanned: self._capacity_planned,
             KnobsChanged: self._knobs_changed,
             DrainChanged: self._drain_changed,
         }
@@ -106,12 +110,17 @@ class Gate:
         alone = not fits and self._may_run_alone(asked)
         if not (fits or alone):
             return self._reject_later(event, asked, candidate, peak, now)
+        guarded = self._guards.refuse(asked, self.ledger, now) if self._policy is Policy.FORECAST else None
+        if guarded is not None:
+            return self._reject_guarded(event, asked, candidate, guarded, now)
         self._charge(event, asked, key, candidate, now)
         return Admit(event.request_id, asked, forecast_tokens=peak, alone=alone)
 
     def _charge(self, event: Arrived, asked: Claim, key: Key, candidate: Curve, now: float) -> None:
         stream = event.shape.stream
-        self.ledger.open(Lease(id=event.request_id, key=key, claim=asked, streaming=stream, admitted_at=now))
+        lease = Lease(id=event.request_id, key=key, claim=asked, streaming=stream, admitted_at=now)
+        self.ledger.open(lease)
+        self._guards.prefill.admitted(lease, now)
         self._forecast.add(event.request_id, candidate)
         self._retry.admitted()
         if self._supply.state is EngineState.TRIAL:
@@ -167,7 +176,23 @@ class Gate:
             prompt_tokens=sum(asked.prompts),
             headroom_tokens=max(int(budget - self._peak()), 0),
             limit_tokens=budget,
-            retry_after_s=self._retry.after(missing, now),
+            retry_after_s=self._retry.after(missing, self._retry.rate(now), now),
+        )
+
+    def _reject_guarded(
+        self, event: Arrived, asked: Claim, candidate: Curve, refusal: GuardRefusal, now: float
+    ) -> Reject:
+        """It fits the KV budget, and another limit binds."""
+        rate = 1.0 if refusal.seconds is not None else self._retry.ends_per_s(now)
+        missing = refusal.seconds if refusal.seconds is not None else refusal.sequences
+        return Reject(
+            event.request_id,
+            refusal.reason,
+            needed_tokens=ceil(min(candidate.peak(), asked.tokens)),
+            prompt_tokens=sum(asked.prompts),
+            headroom_tokens=max(int(self._supply.budget.tokens - self._peak()), 0),
+            limit_tokens=self._supply.budget.tokens,
+            retry_after_s=self._retry.after(missing, rate, now),
         )
 
     # --- leases -------------------------------------------------------------------------------------
@@ -179,6 +204,8 @@ class Gate:
         if lease.first_token_at is None:
             lease.first_token_at = now
             self._pace.first_token(now - lease.admitted_at)
+            self._guards.prefill.first_token(lease, now)
+        lease.last_token_at = now
         tokens = event.tokens * self._pace.tokens_per_event
         lease.output_tokens += tokens
         self._pace.events_seen(event.tokens)
@@ -195,6 +222,7 @@ class Gate:
         )
         self._retry.drained(self._forecast.remove(event.request_id), now)
         lease = record.lease
+        self._guards.ended(lease, now)
         natural = event.reason in {EndReason.FINISHED, EndReason.CAPPED}
         # A length that nobody counted (no usage, and a stream in a form that could not be read) is a guess:
         # at risk that far, but no answer of that length.
@@ -217,8 +245,12 @@ class Gate:
         if running is None or running > sum(lease.claim.sequences for lease in self.ledger):
             self._pace.others_run()
         self._pace.page(moved.generated, running, now)
+        if moved.restarted:
+            self._guards.slots.forget()
+        capacity = [s.waiting_for_capacity for s in event.samples if s.waiting_for_capacity is not None]
+        self._guards.slots.page(running, sum(capacity), self._supply.usage_ratio())
         self._survival.believe([s.output_lengths for s in event.samples if s.output_lengths is not None])
-        self._remember_held(now)
+        self._supply.held(self.ledger.held_tokens(), now)
         self._supply.reconcile(event.asked_at)
         return told + self._supply.settle(now)
 
@@ -241,6 +273,9 @@ class Gate:
         self._supply.cards_unknown(now)
         return self._supply.settle(now)
 
+    def _capacity_planned(self, event: CapacityPlanned, now: float) -> list[Command]:
+        return self._supply.planned(event.tokens) + self._supply.settle(now)
+
     def _knobs_changed(self, event: KnobsChanged, now: float) -> list[Command]:
         self._supply.margin_ratio, self._policy = event.margin_ratio, event.policy
         return self._supply.settle(now)
@@ -252,8 +287,9 @@ class Gate:
     def _ticked(self, event: Ticked, now: float) -> list[Command]:  # noqa: ARG002 - one signature
         self._advance_silent(now)
         self._rebuild_forecast()
-        self._remember_held(now)
+        self._supply.held(self.ledger.held_tokens(), now)
         self._supply.view.ledger_busy(busy=self._engine_owes(), now=now)
+        self._guards.decode.adjust(self.ledger, self.ledger.sequences, now)
         return self._supply.tick(now)
 
     def _engine_owes(self) -> bool:
@@ -277,6 +313,7 @@ class Gate:
             lease.output_tokens = min(made, float(most))
             if made >= 1.0 and lease.first_token_at is None:
                 lease.first_token_at = now
+                self._guards.prefill.first_token(lease, now)
 
     def _rebuild_forecast(self) -> None:
         in_flight: dict[Key, list[int]] = {}
@@ -292,14 +329,6 @@ class Gate:
 
     def _curve(self, asked: Claim, key: Key, shown: int) -> Curve:
         return curve(asked, shown, lambda cap: self._survival.table(key, cap))
-
-    def _remember_held(self, now: float) -> None:
-        low = high = 0
-        for lease in self.ledger:
-            held = lease.held_tokens()
-            high += held
-            low += 0 if lease.prefilling else held
-        self._supply.held(low, high, now)
 
     # --- readings -----------------------------------------------------------------------------------
 
@@ -330,6 +359,12 @@ class Gate:
         """The engine's context length, None while it is not known."""
         return self._supply.view.info.context_tokens
 
+    def _binding_limit(self, peak: float, now: float) -> Limit:
+        shares = {Limit.KV_BUDGET: peak / max(self._supply.budget.tokens, 1)}
+        if self._policy is Policy.FORECAST:
+            shares |= self._guards.shares(self.ledger, now)
+        return max(shares, key=lambda limit: shares[limit])
+
     def status(self, now: float) -> GateStatus:
         """Everything worth showing, at ``now``."""
         supply, ledger, peak = self._supply, self.ledger, self._peak()
@@ -340,6 +375,7 @@ class Gate:
             draining=self._draining,
             capacity_tokens=supply.capacity.total,
             capacity_known=supply.capacity.known,
+            capacity_source=supply.capacity.source,
             budget_tokens=supply.budget.tokens,
             budget_reason=supply.reason,
             margin_ratio=supply.margin_ratio,
@@ -352,6 +388,8 @@ class Gate:
             context_tokens=supply.view.info.context_tokens,
             models=supply.view.info.models,
             drain_rate_tokens_per_s=self._retry.rate(now),
+            binding_limit=self._binding_limit(peak, now),
+            guards=self._guards.status(now),
             telemetry_age_s=supply.view.age(now),
             ranks=tuple(rank_status(sample, now) for sample in supply.view.samples),
             sentence=tick_sentence(supply.budget, peak, len(ledger), supply.state, draining=self._draining),

@@ -25,6 +25,7 @@ class Lease:
     streaming: bool
     admitted_at: float
     first_token_at: float | None = None
+    last_token_at: float | None = None
     output_tokens: float = 0.0  # a float, since events are scaled by the tokens that each stands for
 
     @property
@@ -66,6 +67,7 @@ class Ledger:
     def __init__(self) -> None:
         self._leases: dict[str, Lease] = {}
         self._claimed = 0
+        self._sequences = 0
 
     def __len__(self) -> int:
         return len(self._leases)
@@ -81,6 +83,11 @@ class Ledger:
         """Sum of the worst cases of all leases."""
         return self._claimed
 
+    @property
+    def sequences(self) -> int:
+        """Sequences that the engine runs for all leases."""
+        return self._sequences
+
     def held_tokens(self) -> int:
         """Sum of what the leases hold now."""
         return sum(lease.held_tokens() for lease in self)
@@ -95,6 +102,7 @@ class Ledger:
             raise LedgerError(f"lease {lease.id} is open already")
         self._leases[lease.id] = lease
         self._claimed += lease.claim.tokens
+        self._sequences += lease.claim.sequences
 
     def end(
         self,
@@ -113,6 +121,7 @@ class Ledger:
         if lease is None:
             raise LedgerError(f"lease {lease_id} is not open")
         self._claimed -= lease.claim.tokens
+        self._sequences -= lease.claim.sequences
         if output_tokens is not None:
             lease.output_tokens = output_tokens
         return EndedLease(

@@ -26,6 +26,9 @@ class RejectReason(StrEnum):
     # reject_later
     KV_BUDGET = "kv_budget"  # forecast (or claims, policy static) would pass the budget
     TOO_LARGE_NOW = "too_large_now"  # larger than the budget by itself: runs only alone
+    PREFILL_BACKLOG = "prefill_backlog"  # prompts admitted before it take longer than its first token may
+    DECODE_CONCURRENCY = "decode_concurrency"  # one more sequence would slow down every answer's tokens
+    SEQUENCE_SLOTS = "sequence_slots"  # the engine runs as many sequences as it has slots for
     # unavailable
     ENGINE_STARTING = "engine_starting"  # the engine was never seen since kvctl started
     ENGINE_UNREACHABLE = "engine_unreachable"
@@ -41,6 +44,9 @@ DECISION_OF: dict[RejectReason, Decision] = {
     RejectReason.CAPACITY: Decision.REJECT_NEVER,
     RejectReason.KV_BUDGET: Decision.REJECT_LATER,
     RejectReason.TOO_LARGE_NOW: Decision.REJECT_LATER,
+    RejectReason.PREFILL_BACKLOG: Decision.REJECT_LATER,
+    RejectReason.DECODE_CONCURRENCY: Decision.REJECT_LATER,
+    RejectReason.SEQUENCE_SLOTS: Decision.REJECT_LATER,
     RejectReason.ENGINE_STARTING: Decision.UNAVAILABLE,
     RejectReason.ENGINE_UNREACHABLE: Decision.UNAVAILABLE,
     RejectReason.ENGINE_ASLEEP: Decision.UNAVAILABLE,
@@ -104,12 +110,39 @@ class BudgetReason(StrEnum):
     RECOVERY = "recovery"  # a pressure term rose again
 
 
+class CapacitySource(StrEnum):
+    """Who says how large the pool is. What the last two say is a guess, and proves no 400."""
+
+    ENGINE = "engine"
+    OPERATOR = "operator"  # the setting capacity_tokens
+    PLAN = "plan"  # the planner's low end, from the model's config
+    FALLBACK = "fallback"  # the setting fallback_budget_tokens
+
+
 class Policy(StrEnum):
     """How a request is weighed against the budget."""
 
     FORECAST = "forecast"
     STATIC = "static"  # sum of worst-case claims
     NONE = "none"  # everything that can be served is admitted: for comparison only
+
+
+class Limit(StrEnum):
+    """What bounds how much is in flight. The one that binds is named in status and metrics."""
+
+    KV_BUDGET = "kv_budget"
+    PREFILL_BACKLOG = "prefill_backlog"
+    DECODE_CONCURRENCY = "decode_concurrency"
+    SEQUENCE_SLOTS = "sequence_slots"
+
+
+class Note(StrEnum):
+    """What on-call should be able to read in the log once, and nothing counts."""
+
+    CAPACITY = "capacity"  # the pool's size, when it is first known or another than before
+    UNSUPPORTED = "unsupported"  # a set-up whose gauges mean something else
+    ENGINE_DESCRIBED = "engine_described"  # its models or context are others than before
+    PREEMPTION_IGNORED = "preemption_ignored"  # preemptions at low pool usage
 
 
 class Absence(StrEnum):
@@ -148,6 +181,7 @@ class ProxyFault(StrEnum):
     MALFORMED_HTTP = "malformed_http"
     HEADERS_TOO_LARGE = "headers_too_large"
     HEADER_TIMEOUT = "header_timeout"
+    TOO_MANY_CONNECTIONS = "too_many_connections"  # no descriptors for another client
     BODY_TOO_LARGE = "body_too_large"
     BODY_MEMORY = "body_memory"  # max_body_bytes_total is spent
     BODY_TIMEOUT = "body_timeout"

@@ -39,17 +39,26 @@ class RetryHints:
         total = sum(tokens for _, tokens in self._drained)
         return total / seconds if total > 0 else None
 
+    def ends_per_s(self, now: float) -> float | None:
+        """Leases that end in a second; None: too little ended to say."""
+        self._forget(now)
+        if len(self._drained) < FEWEST_ENDS:
+            return None
+        return len(self._drained) / max(now - self._drained[0][0], 1.0)
+
     def admitted(self) -> None:
         """A request got in: the streak of refusals is over."""
         self._refusing_since = None
 
-    def after(self, missing_tokens: float, now: float) -> float:
-        """Seconds until ``missing_tokens`` will have drained, spread upwards; without a rate it grows."""
+    def after(self, missing: float, rate: float | None, now: float) -> float:
+        """Seconds until ``missing`` will have drained at ``rate`` a second, spread upwards.
+
+        Without a rate it grows with the time for which callers have been refused.
+        """
         since = self._refusing_since = now if self._refusing_since is None else self._refusing_since
-        rate = self.rate(now)
         if rate is None:
             return self.spread(max(now - since, UNKNOWN_S))
-        return self.spread(max(missing_tokens / rate, FLOOR_S))
+        return self.spread(max(missing / rate, FLOOR_S))
 
     def spread(self, seconds: float) -> float:
         """``seconds`` and up to half as much again; at the longest, that is what is spread, not cut off."""

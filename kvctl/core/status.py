@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kvctl.core.outcomes import BudgetReason, EngineState, Policy, Pressure
+from kvctl.core.guards import GuardStatus
+from kvctl.core.outcomes import BudgetReason, CapacitySource, EngineState, Limit, Policy, Pressure
 from kvctl.core.telemetry import RankSample
 
 
@@ -31,7 +32,8 @@ class GateStatus:
     policy: Policy
     draining: bool
     capacity_tokens: int
-    capacity_known: bool  # False: capacity_tokens is the fallback of the settings
+    capacity_known: bool  # False: capacity_tokens is the plan's or the fallback of the settings
+    capacity_source: CapacitySource
     budget_tokens: int
     budget_reason: BudgetReason
     margin_ratio: float
@@ -44,6 +46,8 @@ class GateStatus:
     context_tokens: int | None
     models: tuple[str, ...]
     drain_rate_tokens_per_s: float | None
+    binding_limit: Limit  # the one that is nearest to its end
+    guards: GuardStatus
     telemetry_age_s: float | None
     ranks: tuple[RankStatus, ...]
     sentence: str

@@ -10,7 +10,7 @@ from kvctl.core.budget import Budget, Capacity, budget_of, capacity_of, reason_o
 from kvctl.core.claim import Limits
 from kvctl.core.engine_view import EngineView, Moved, ViewConfig
 from kvctl.core.events import BudgetChanged, Command, EngineRestarted, Noted, StateChanged
-from kvctl.core.outcomes import SERVING, BudgetReason, EngineState, Policy, Pressure
+from kvctl.core.outcomes import SERVING, BudgetReason, CapacitySource, EngineState, Note, Policy, Pressure
 from kvctl.core.pressure import MemoryTerm, PreemptionTerm, TelemetryTerm
 from kvctl.core.reconcile import DEAD_ZONE, Reconciler
 from kvctl.core.sentence import budget_sentence, state_sentence
@@ -19,6 +19,12 @@ from kvctl.core.telemetry import EngineInfo, GpuSample, RankSample
 WORTH_TELLING = 0.01  # of capacity: smaller moves of the budget are not told one by one
 NOTED_EVERY_S = 60.0  # the same remark, at most
 
+_QUALITY = {
+    CapacitySource.ENGINE: "uncertain",
+    CapacitySource.OPERATOR: "uncertain",
+    CapacitySource.PLAN: "estimated by the planner's low end: the engine reports none",
+    CapacitySource.FALLBACK: "fallback, the engine reports none",
+}
 _MAYBE_ANOTHER_PROCESS = frozenset({EngineState.STARTING, EngineState.UNREACHABLE})
 
 
@@ -37,6 +43,9 @@ class GateConfig:
     poll_interval_s: float = 0.2
     retry_after_max_s: float = 60.0
     jitter_seed: float = 0.0
+    ttft_target_s: float | None = 2.0  # None: no prefill guard
+    itl_target_s: float | None = 0.1  # None: no decode guard
+    max_num_seqs: int | None = None  # None: inferred
     view: ViewConfig = field(default_factory=ViewConfig)
 
 
@@ -55,6 +64,7 @@ class Supply:
         self._shrunk_at = float("-inf")
         self._ignored_at = float("-inf")
         self._fullest_before: float | None = None
+        self._planned: int | None = None
         self.capacity = self._read_capacity()
         self.budget = self._read_budget()
         self._told = self.budget
@@ -89,7 +99,7 @@ class Supply:
         if preempted <= 0 or ours or now - self._ignored_at < NOTED_EVERY_S:
             return []
         self._ignored_at = now
-        return [Noted("preemption_ignored", "preemptions at low pool usage: not over-admission, ignored")]
+        return [Noted(Note.PREEMPTION_IGNORED, "preemptions at low pool usage: not over-admission, ignored")]
 
     def reconcile(self, asked_at: float) -> None:
         """Compare the last page's usage, asked for at ``asked_at``, with what the ledger held."""
@@ -99,9 +109,9 @@ class Supply:
         else:
             self._reconciler.blind()
 
-    def held(self, low: int, high: int, now: float) -> None:
-        """What the ledger holds now: past their first token only, and with the prompts of the rest."""
-        self._reconciler.remember(low, high, now)
+    def held(self, tokens: int, now: float) -> None:
+        """What the ledger holds now, in KV tokens."""
+        self._reconciler.remember(tokens, now)
 
     def described(self, info: EngineInfo, now: float) -> list[Command]:
         """The engine told what it serves."""
@@ -111,12 +121,17 @@ class Supply:
             return []
         names = ", ".join(info.models) or "no model"
         text = f"engine serves {names}, context {info.context_tokens or 'unknown'} tokens"
-        return [Noted("engine_described", text)]
+        return [Noted(Note.ENGINE_DESCRIBED, text)]
 
     def cards(self, samples: Sequence[GpuSample], now: float) -> None:
         """The engine's cards were read."""
         self.view.cards_read(samples)
         self._memory.observe(samples, now)
+
+    def planned(self, tokens: int | None) -> list[Command]:
+        """The planner's figure for one rank; counts while neither engine nor operator tells one."""
+        self._planned = tokens or None  # a plan of 0 is one that went wrong
+        return self._capacity_news()
 
     def cards_unknown(self, now: float) -> None:
         """The engine's cards cannot be read."""
@@ -193,15 +208,13 @@ class Supply:
         after = self.capacity
         if after.total != before.total:
             self._reconciler.another_pool()
-        quality = (
-            "exact" if after.exact else "uncertain" if after.known else "fallback, the engine reports none"
-        )
+        quality = "exact" if after.exact else _QUALITY[after.source]
         text = f"capacity is {after.total:,} KV tokens ({quality}), was {before.total:,}"
         unsupported = {s.unsupported for s in self.view.samples if s.unsupported}
         return [
-            Noted("capacity", text),
+            Noted(Note.CAPACITY, text),
             *(
-                Noted("unsupported", f"unsupported: {what}; its gauges are not trusted")
+                Noted(Note.UNSUPPORTED, f"unsupported: {what}; its gauges are not trusted")
                 for what in unsupported
             ),
         ]
@@ -239,6 +252,7 @@ class Supply:
             operator=config.capacity_tokens,
             force=config.capacity_force,
             fallback=config.fallback_budget_tokens,
+            planned=self._planned,
         )
 
     def _read_budget(self) -> Budget:

@@ -58,6 +58,17 @@ class RankSample:
     absent: Mapping[str, Absence] = field(default_factory=lambda: _NOTHING_ABSENT)
 
 
+_NEVER_FALL = ("generation_tokens_total", "prompt_tokens_total", "preemptions_total")
+
+
+def is_another_process(before: RankSample, after: RankSample) -> bool:
+    """Whether the rank's engine restarted in between: its start time moved, or a running total fell."""
+    if None not in (before.started_at, after.started_at) and before.started_at != after.started_at:
+        return True
+    pairs = ((getattr(before, name), getattr(after, name)) for name in _NEVER_FALL)
+    return any(old is not None and new is not None and new < old for old, new in pairs)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineInfo:
     """What an engine says of itself apart from metrics (``/v1/models`` and the like)."""

@@ -1,7 +1,6 @@
-"""Which engine answers, by its page and its model list. An unexpected engine has a name, it is no crash."""
+"""Which engine answers, by its metrics page. An unexpected engine has a name, it is no crash."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from kvctl.engines.base import Engine
 from kvctl.engines.vllm import VLLM
@@ -20,8 +19,6 @@ _SERIES = {
     "lmdeploy": ("lmdeploy:", "lmdeploy_"),
 }
 
-_OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp", "lmdeploy": "lmdeploy"}
-
 _MOST_CHARS = 4 * 1024 * 1024
 
 
@@ -38,13 +35,3 @@ def engine_of_page(page: str) -> str | None:
     head = "\n" + page[:_MOST_CHARS]
     found = [name for name, prefixes in _SERIES.items() if any("\n" + prefix in head for prefix in prefixes)]
     return found[0] if found else None
-
-
-def engine_of_models(answer: Mapping[str, Any]) -> str | None:
-    """Name of the engine that wrote a ``/v1/models`` answer, by ``owned_by``; None: it does not tell."""
-    cards = answer.get("data")
-    for card in cards if isinstance(cards, list) else []:
-        owner = card.get("owned_by") if isinstance(card, Mapping) else None
-        if isinstance(owner, str) and owner in _OWNERS:
-            return _OWNERS[owner]
-    return None

@@ -26,7 +26,6 @@ class Code(IntEnum):
     """The NVML return codes that kvctl tells apart (nvml.h; the values are its ABI)."""
 
     UNINITIALIZED = 1
-    INVALID_ARGUMENT = 2
     NOT_SUPPORTED = 3
     NO_PERMISSION = 4
     NOT_FOUND = 6

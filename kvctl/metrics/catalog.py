@@ -12,9 +12,11 @@ from enum import StrEnum
 
 from kvctl.core.outcomes import (
     BudgetReason,
+    CapacitySource,
     Decision,
     EndReason,
     EngineState,
+    Limit,
     Policy,
     Pressure,
     ProxyFault,
@@ -62,7 +64,7 @@ OUTCOMES = (
 )
 UPSTREAM_ERRORS = ("connect", "broken", "timeout", "status", OTHER)
 DISCONNECT_PHASES = ("request", "waiting", "streaming", OTHER)
-DIRECTIONS = ("up", "down", "none")
+DIRECTIONS = ("up", "down")
 
 # Bucket edges stand on the objectives that people set: TTFT 0.5 s and 2 s, inter-token 30 ms and 100 ms.
 OWN_SECONDS = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
@@ -115,13 +117,18 @@ _BUDGET = (
     ),
     _gauge(
         "kvctl_capacity_tokens",
-        "Usable KV tokens of all ranks; the configured fallback while kvctl_capacity_known is 0.",
+        "Usable KV tokens of all ranks; a guess while kvctl_capacity_known is 0.",
         _ENGINE,
     ),
     _gauge(
         "kvctl_capacity_known",
-        "1 if the engine or the operator told the capacity, 0 if it is the fallback.",
+        "1 if the engine or the operator told the capacity, 0 if it is the plan's or the fallback.",
         _ENGINE,
+    ),
+    _gauge(
+        "kvctl_capacity_source",
+        "1 for who says how large the pool is, 0 for the others.",
+        {**_ENGINE, "source": tuple(CapacitySource)},
     ),
     _gauge(
         "kvctl_headroom_tokens",
@@ -144,6 +151,27 @@ _BUDGET = (
         {**_ENGINE, "term": tuple(Pressure)},
     ),
     _gauge(
+        "kvctl_binding_limit",
+        "1 for the limit that is nearest to its end, 0 for the others.",
+        {**_ENGINE, "limit": tuple(Limit)},
+    ),
+    _gauge("kvctl_prefill_backlog_tokens", "Prompt tokens admitted whose first token has not come.", _ENGINE),
+    _gauge(
+        "kvctl_prefill_rate_tokens_per_second",
+        "Prompt tokens that the engine takes in a second when busy; absent until known.",
+        _ENGINE,
+    ),
+    _gauge(
+        "kvctl_decode_limit_sequences",
+        "Sequences that may decode at once for the inter-token target; absent while there is no limit.",
+        _ENGINE,
+    ),
+    _gauge(
+        "kvctl_slot_limit_sequences",
+        "Sequences that the engine runs at once, set or inferred; absent until known.",
+        _ENGINE,
+    ),
+    _gauge(
         "kvctl_drain_rate_tokens_per_second",
         "KV tokens that ending leases free a second; absent until known.",
         _ENGINE,
@@ -151,7 +179,7 @@ _BUDGET = (
     _gauge("kvctl_context_tokens", "The engine's context length; absent until known.", _ENGINE),
     _counter(
         "kvctl_budget_changes_total",
-        "Changes of the budget of more than a hundredth, or for another reason.",
+        "Changes of the budget by more than a hundredth of capacity, or because capacity or margin changed.",
         {**_ENGINE, "direction": DIRECTIONS, "reason": tuple(BudgetReason)},
     ),
 )

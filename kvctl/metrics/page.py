@@ -23,12 +23,12 @@ from kvctl.core.events import (
 )
 from kvctl.core.ledger import EndedLease
 from kvctl.core.outcomes import EndReason, ProxyFault
+from kvctl.core.overrides import Override
 from kvctl.core.status import GateStatus
 from kvctl.gpu.base import GpuReading
 from kvctl.metrics.catalog import CATALOG, OTHER, SOURCES, Kind
 from kvctl.metrics.instruments import Counter, Histogram
 from kvctl.metrics.views import (
-    ActiveOverride,
     CountingView,
     Row,
     SourceView,
@@ -77,7 +77,7 @@ class Metrics:
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.gpu: Callable[[], GpuReading | None] = lambda: None
-        self.overrides: Callable[[], Iterable[ActiveOverride]] = tuple
+        self.overrides: Callable[[], Iterable[Override]] = tuple
         self.counting: CountingView | None = None
         self.sources: dict[str, Callable[[], SourceView]] = {}
         self._engines: dict[str, Callable[[], GateStatus]] = {}
@@ -114,7 +114,7 @@ class Metrics:
             if "engine" in instrument.spec.labels:
                 instrument.present(engine)
 
-    def observe(self, engine: str, command: Command, now: float) -> None:  # noqa: ARG002 - the observer's form
+    def observe(self, engine: str, command: Command) -> None:
         """Count a command of the engine's gate."""
         match command:
             case Admit():
@@ -147,7 +147,7 @@ class Metrics:
         self._counters["kvctl_requests_total"].add(known, _closed("kvctl_requests_total", "outcome", outcome))
 
     def decided(self, seconds: float) -> None:
-        """The gate let a counted request in after ``seconds``."""
+        """The gate took ``seconds`` to decide on a counted request."""
         self._histograms["kvctl_decision_seconds"].observe(seconds)
 
     def counted(self, method: CountMethod, seconds: float) -> None:
@@ -194,7 +194,7 @@ class Metrics:
 
     def _budget_changed(self, engine: str, command: BudgetChanged) -> None:
         moved = command.after_tokens - command.before_tokens
-        direction = "up" if moved > 0 else "down" if moved < 0 else "none"
+        direction = "up" if moved > 0 else "down"
         self._counters["kvctl_budget_changes_total"].add(engine, direction, command.reason)
 
     # --- the page ---

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from kvctl.core.outcomes import EngineState, Policy, Pressure
-from kvctl.core.overrides import Knob
+from kvctl.core.outcomes import CapacitySource, EngineState, Limit, Policy, Pressure
+from kvctl.core.overrides import Knob, Override
 from kvctl.core.status import GateStatus, RankStatus
 from kvctl.core.telemetry import GpuSample
 from kvctl.metrics.catalog import CATALOG, MODES
@@ -49,20 +49,6 @@ class CountingView(Protocol):
         ...
 
 
-class ActiveOverride(Protocol):
-    """What the page needs of an override."""
-
-    @property
-    def knob(self) -> Knob:
-        """The knob that it moves."""
-        ...
-
-    @property
-    def expires_wall(self) -> float:
-        """Unix time of its end."""
-        ...
-
-
 _OF_GATE: Mapping[str, Callable[[GateStatus], float | None]] = {
     "kvctl_budget_tokens": lambda s: s.budget_tokens,
     "kvctl_capacity_tokens": lambda s: s.capacity_tokens,
@@ -74,6 +60,10 @@ _OF_GATE: Mapping[str, Callable[[GateStatus], float | None]] = {
     "kvctl_unattributed_tokens": lambda s: s.unattributed_tokens,
     "kvctl_leases": lambda s: s.leases,
     "kvctl_margin_ratio": lambda s: s.margin_ratio,
+    "kvctl_prefill_backlog_tokens": lambda s: s.guards.prefill_backlog_tokens,
+    "kvctl_prefill_rate_tokens_per_second": lambda s: s.guards.prefill_rate_tokens_per_s,
+    "kvctl_decode_limit_sequences": lambda s: s.guards.decode_limit,
+    "kvctl_slot_limit_sequences": lambda s: s.guards.slots,
     "kvctl_drain_rate_tokens_per_second": lambda s: s.drain_rate_tokens_per_s,
     "kvctl_context_tokens": lambda s: s.context_tokens,
 }
@@ -104,6 +94,8 @@ def of_engine(engine: str, status: GateStatus) -> Iterator[Row]:
         yield "kvctl_pressure_ratio", (engine, term), status.pressure.get(term, 1.0)
     mode = MODES[1] if status.draining else MODES[0]
     yield from _one_of("kvctl_engine_state", status.state, EngineState, engine)
+    yield from _one_of("kvctl_capacity_source", status.capacity_source, CapacitySource, engine)
+    yield from _one_of("kvctl_binding_limit", status.binding_limit, Limit, engine)
     yield from _one_of("kvctl_policy", status.policy, Policy, engine)
     yield from _one_of("kvctl_mode", mode, MODES, engine)
     for rank in status.ranks:
@@ -139,7 +131,7 @@ def of_counting(view: CountingView) -> Iterator[Row]:
             yield "kvctl_token_count_fallbacks_total", (method, why), float(count)
 
 
-def of_overrides(overrides: Iterable[ActiveOverride]) -> Iterator[Row]:
+def of_overrides(overrides: Iterable[Override]) -> Iterator[Row]:
     """Rows of the overrides in force."""
     expiry = {override.knob: override.expires_wall for override in overrides}
     for knob in Knob:

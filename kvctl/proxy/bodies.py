@@ -21,11 +21,10 @@ from kvctl.proxy.limits import (
     too_small,
     validation_errors,
 )
+from kvctl.proxy.logprobs import too_many_logprobs
 from kvctl.proxy.prompts import Prompts, completion_prompts
 from kvctl.tokens.base import Count, Counter, CountMethod
 from kvctl.tokens.bound import TOKENS_PER_REQUEST, json_bound
-
-__all__ = ["BadRequest", "Parsed", "Reader"]
 
 _WRONG_TYPE = BadRequest(
     message="1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed",
@@ -65,6 +64,7 @@ class Reader:
 
     ``context`` tells the engine's context length where it is known by now, for prompts that the engine is
     asked to cut to it. ``embeds_bytes_per_token``: the narrowest row of a ``prompt_embeds`` tensor.
+    ``max_logprobs``: most log-probabilities a token that may be asked for; None: any number.
     """
 
     def __init__(
@@ -75,12 +75,14 @@ class Reader:
         vocab_size: int | None = None,
         context: Callable[[], int | None] = lambda: None,
         embeds_bytes_per_token: int = 512,
+        max_logprobs: int | None = None,
     ) -> None:
         self._counter = counter
         self._engine = engine
         self._vocab_size = vocab_size
         self._context = context
         self._embeds_bytes_per_token = embeds_bytes_per_token
+        self._max_logprobs = max_logprobs
 
     async def read(self, route: Route, headers: Mapping[str, str], body: bytes) -> Parsed | BadRequest:
         """What ``body`` asks for on ``route``, or the engine's answer to what it refuses. Never raises."""
@@ -89,6 +91,8 @@ class Reader:
         data = read_object(body)
         if isinstance(data, BadRequest):
             return data
+        if bad := too_many_logprobs(data, self._max_logprobs):
+            return bad
         read = await _READERS.get(route.path, Reader._any)(self, data, len(body))
         if isinstance(read, BadRequest):
             return read

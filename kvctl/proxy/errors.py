@@ -99,6 +99,11 @@ _UNAVAILABLE = {
     RejectReason.GPU_FAULT: "a GPU of this engine is lost or reports a fatal error",
     RejectReason.DRAINING: "this server is being drained and takes no new requests",
 }
+_OTHER_LIMITS = {
+    RejectReason.PREFILL_BACKLOG: "prompts that came before it would keep it waiting too long",
+    RejectReason.DECODE_CONCURRENCY: "with one more request all answers would come too slowly",
+    RejectReason.SEQUENCE_SLOTS: "it runs as many requests at once as it can",
+}
 _LIMIT_NAME = {
     RejectReason.CONTEXT: "the model's context length",
     RejectReason.MAX_CONTEXT: "the context cap that this server's operator set",
@@ -171,6 +176,9 @@ def _never(api: Api, reject: Reject) -> _Fault:
 def _busy(reject: Reject, wait_s: float) -> str:
     room = "unknown" if reject.headroom_tokens is None else str(max(reject.headroom_tokens, 0))
     counts = f"it needs up to {reject.needed_tokens} KV tokens and {room} are free now"
+    if reject.reason in _OTHER_LIMITS:
+        happened = f"The engine has room for this request's KV cache, but {_OTHER_LIMITS[reject.reason]}."
+        return f"{happened} Nothing was generated. Retry in {wait_s:.1f} s."
     if reject.reason is RejectReason.TOO_LARGE_NOW:
         happened = (
             f"This request is larger than the KV budget and runs only when nothing else does: {counts}."
@@ -231,6 +239,17 @@ def malformed_http(message: str, status: int = 400) -> Answer:
     return _answer(
         Api.OPENAI, _Fault(status=status, message=text, type="BadRequestError"), ("Connection", "close")
     )
+
+
+def too_many_connections() -> Answer:
+    """No descriptors are left for another client. The connection must close."""
+    message = (
+        "Too many clients are connected to this server. Nothing was sent to the engine. "
+        "Retry in a second, or use another replica."
+    )
+    fault = _Fault(status=503, message=message, type="service_unavailable_error", code="too_many_connections")
+    later = ("Retry-After", "1"), ("retry-after-ms", "1000")
+    return _answer(Api.OPENAI, fault, *later, ("Connection", "close"))
 
 
 _EVENT_HEAD = {Api.OPENAI: b"data: ", Api.ANTHROPIC: b"event: error\ndata: ", Api.TGI: b"data: "}

@@ -5,16 +5,16 @@ at the moment when the engine's part is over, whatever the client still has to r
 """
 
 import asyncio
-import logging
 from collections.abc import Callable
 
+from kvctl import logs
 from kvctl.control.gatekeeper import LeaseHandle
 from kvctl.core.outcomes import EndReason
 from kvctl.proxy.relay import ClientStream
 from kvctl.proxy.response import Response, UpstreamError, UpstreamTimeoutError
 from kvctl.proxy.sniffer import Findings, NoSniffer, Sniffer, sniffer_for
 
-log = logging.getLogger("kvctl.proxy")
+log = logs.get("proxy")
 
 
 class Relayed:

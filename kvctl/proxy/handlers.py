@@ -7,30 +7,31 @@ Law 5: bytes pass unchanged: the original body goes up, the engine's answer come
 
 import asyncio
 import json
-import logging
 import secrets
 from collections.abc import Callable
 from itertools import count
 
 from aiohttp import web
 
+from kvctl import logs
 from kvctl.control.gatekeeper import LeaseHandle
 from kvctl.core.events import Reject
-from kvctl.core.outcomes import EndReason, RejectReason
+from kvctl.core.outcomes import EndReason, ProxyFault, RejectReason
 from kvctl.engines.base import Route
 from kvctl.proxy import errors, headers
-from kvctl.proxy.bodies import BadRequest, Parsed
+from kvctl.proxy.bodies import Parsed
 from kvctl.proxy.cors import Origins
 from kvctl.proxy.errors import Answer
 from kvctl.proxy.exchange import Exchange
 from kvctl.proxy.flow import Flight, Metered, Relayed
 from kvctl.proxy.intake import AnswerError, ClientGoneError, Hold, Intake
+from kvctl.proxy.limits import BadRequest
 from kvctl.proxy.relay import ClientStalledError, ClientStream, Written, sever
 from kvctl.proxy.response import ConnectError, Response, UpstreamError, UpstreamTimeoutError
 from kvctl.proxy.routes import HEALTHZ, Action, Match, Router
-from kvctl.proxy.seams import Backend, ProxyConfig, ProxyFault, ProxyMetrics, Readiness
+from kvctl.proxy.seams import Backend, ProxyConfig, ProxyMetrics, Readiness
 
-log = logging.getLogger("kvctl.proxy")
+log = logs.get("proxy")
 
 _JSON = ("Content-Type", "application/json")
 _BODYLESS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -277,7 +278,7 @@ class Handler:
 
     def _upstream_failed(self, exchange: Exchange, error: UpstreamError) -> Answer:
         self._count_upstream_fault(error)
-        if isinstance(error, ConnectError):
+        if isinstance(error, ConnectError) and not error.own:
             self._backend.keeper.connect_failed()
         if isinstance(error, UpstreamTimeoutError):
             return errors.gateway_timeout(exchange.match.api, str(error))

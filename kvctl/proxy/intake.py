@@ -6,11 +6,12 @@ from typing import Self
 
 from aiohttp import web
 
+from kvctl.core.outcomes import ProxyFault
 from kvctl.engines.base import Api
 from kvctl.proxy import errors
-from kvctl.proxy.bodies import BadRequest
 from kvctl.proxy.errors import Answer
-from kvctl.proxy.seams import ProxyConfig, ProxyFault, ProxyMetrics
+from kvctl.proxy.limits import BadRequest
+from kvctl.proxy.seams import ProxyConfig, ProxyMetrics
 
 _CLOSE = ("Connection", "close")
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"

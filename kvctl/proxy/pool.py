@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from kvctl.control.poll import OWN_WANT
 from kvctl.proxy.response import BrokenError, ConnectError, Headers, Response, UpstreamError
 from kvctl.proxy.upstream import Connection
 
@@ -206,8 +207,9 @@ class Upstream:
 
     async def _connect(self) -> Connection:
         if self._closed:
-            raise ConnectError("the proxy is closing")
-        failures = []
+            raise ConnectError("the proxy is closing", own=True)
+        failures: list[str] = []
+        own = True
         try:
             async with asyncio.timeout(self._connect_timeout):
                 for host in self._hosts or ("",):
@@ -215,9 +217,11 @@ class Upstream:
                         return await self._connect_to(host)
                     except OSError as error:
                         failures.append(str(error))
+                        own = own and error.errno in OWN_WANT
         except TimeoutError:
             failures.append(f"no connection within {self._connect_timeout:g} s")
-        raise ConnectError("; ".join(failures))
+            own = False
+        raise ConnectError("; ".join(failures), own=own)
 
     async def _connect_to(self, host: str) -> Connection:
         loop = asyncio.get_running_loop()

@@ -80,6 +80,14 @@ def write_answer(
     return Written(answer.status, keep_alive=stays)
 
 
+def write_to(transport: asyncio.Transport, answer: Answer) -> None:
+    """Write one of kvctl's own answers where no request was read yet."""
+    lines = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in answer.headers]
+    lines.append((b"Content-Length", b"%d" % len(answer.body)))
+    head = headers.serialise((1, 1), answer.status, headers.reason_of(answer.status), lines)
+    transport.write(head + answer.body)
+
+
 def _version(request: web.BaseRequest) -> tuple[int, int]:
     return (1, 1) if request.version >= (1, 1) else (1, 0)
 

@@ -21,7 +21,14 @@ class UpstreamError(Exception):
 
 
 class ConnectError(UpstreamError):
-    """No connection came about: not one byte of the request was sent."""
+    """No connection came about: not one byte of the request was sent.
+
+    ``own``: for want of descriptors, ports or memory on this side, which says nothing of the engine.
+    """
+
+    def __init__(self, message: str, *, own: bool = False) -> None:
+        super().__init__(message)
+        self.own = own
 
 
 class BrokenError(UpstreamError):

@@ -11,8 +11,6 @@ from kvctl.proxy.bodies import Reader
 from kvctl.proxy.pool import Upstream
 from kvctl.tokens.base import CountMethod
 
-__all__ = ["Backend", "ProxyConfig", "ProxyFault", "ProxyMetrics", "Readiness", "Served"]
-
 Readiness = Callable[[], tuple[bool, str]]  # (ready, the reason in words)
 
 

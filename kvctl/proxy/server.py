@@ -5,48 +5,78 @@ reach a handler.
 """
 
 import asyncio
-import logging
+import resource
 import ssl as tls
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 from aiohttp import http_exceptions, web
 
+from kvctl import logs
 from kvctl.control.gatekeeper import Gatekeeper
+from kvctl.core.outcomes import ProxyFault
 from kvctl.engines.base import Engine
 from kvctl.proxy import errors
 from kvctl.proxy.bodies import Reader
 from kvctl.proxy.handlers import Handler
 from kvctl.proxy.pool import Upstream
-from kvctl.proxy.relay import Unwritten
-from kvctl.proxy.seams import Backend, ProxyConfig, ProxyFault, ProxyMetrics, Readiness
+from kvctl.proxy.relay import Unwritten, write_to
+from kvctl.proxy.seams import Backend, ProxyConfig, ProxyMetrics, Readiness
 
-log = logging.getLogger("kvctl.proxy")
+log = logs.get("proxy")
+Answering = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 _SWEEP_S = 1.0  # how often connections are looked at for late headers, at least
 _LINGER_S = 2.0  # how long what a refused client still sends is thrown away before the connection closes
 _BACKLOG = 4096
 _COMPLAINT_S = 10.0
+_RESERVED = 64  # descriptors that no client may take
+_MANY = 1 << 20
+_QUOTED_MAX = 300  # characters of a malformed request that its sender is shown
 
 
 class ClientConnection(web.RequestHandler):
     """One client's connection; knows since when it owes the head of a request."""
 
-    __slots__ = ("_complain", "_metrics", "owing_since", "serving")
+    __slots__ = ("_complain", "_house", "_metrics", "_wire", "closing_since", "owing_since", "serving")
 
     def __init__(self, server: "ClientServer", metrics: ProxyMetrics, **options: Any) -> None:
         super().__init__(server, loop=asyncio.get_running_loop(), **options)
         self._metrics = metrics
+        self._house = server
         self._complain = server.complain
+        self._wire: asyncio.Transport | None = None  # aiohttp forgets its own when it begins to close
         self.owing_since: float | None = None
+        self.closing_since: float | None = None
         self.serving = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client came; it owes a request from the start."""
         super().connection_made(transport)
         self.owing_since = time.monotonic()
+        self._wire = cast("asyncio.Transport", transport)
+        self._house.open += 1
+        if self._house.open > self._house.most_open:
+            self._metrics.fault(ProxyFault.TOO_MANY_CONNECTIONS)
+            self._complain(f"{self._house.most_open} clients are connected, the most that descriptors allow")
+            write_to(self._wire, errors.too_many_connections())
+            self.force_close()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """It is gone, with everything that was written or not."""
+        self._house.open -= 1
+        super().connection_lost(exc)
+
+    def give_up(self, now: float, patience: float) -> None:
+        """Cut a connection that has been closing for ``patience`` seconds: its client takes nothing more."""
+        if self._wire is None or not self._wire.is_closing():
+            return
+        if self.closing_since is None:
+            self.closing_since = now
+        elif now - self.closing_since > patience:
+            self._wire.abort()
 
     def data_received(self, data: bytes) -> None:
         """Bytes came; the first ones behind an answered request begin the next head."""
@@ -66,20 +96,41 @@ class ClientConnection(web.RequestHandler):
             raise ConnectionError("an answer was begun already")
         too_large = isinstance(exc, http_exceptions.LineTooLong) or "Too many headers" in str(message)
         self._metrics.fault(ProxyFault.HEADERS_TOO_LARGE if too_large else ProxyFault.MALFORMED_HTTP)
-        text = " ".join((message or str(exc) or "unknown").split())
-        self._complain(f"refused a request that is not HTTP from {request.remote}: {text}")
+        text = " ".join((message or str(exc) or "unknown").split())[:_QUOTED_MAX]
+        self._complain(f"refused a request that is not HTTP from {request.remote}: {_what_is_wrong(exc)}")
         return Unwritten(errors.malformed_http(text, 431 if too_large else status))
+
+
+# The library's own words quote the bytes that offended it: a key or a prompt may stand in them. They go back
+# to their sender, and never into the log.
+_WRONG: tuple[tuple[type[BaseException], str], ...] = (
+    (http_exceptions.LineTooLong, "its request line or a header is too long"),
+    (http_exceptions.BadHttpMethod, "it begins with no method"),
+    (http_exceptions.InvalidHeader, "a header is malformed"),
+    (http_exceptions.InvalidURLError, "its target is malformed"),
+    (http_exceptions.TransferEncodingError, "its chunks are malformed"),
+    (http_exceptions.ContentLengthError, "its length is malformed"),
+)
+
+
+def _what_is_wrong(exc: BaseException | None) -> str:
+    return next(
+        (words for kind, words in _WRONG if isinstance(exc, kind)), "its head or framing is malformed"
+    )
 
 
 class ClientServer(web.Server):
     """Makes a ``ClientConnection`` of each connection."""
 
-    def __init__(self, handler: Handler, config: ProxyConfig, metrics: ProxyMetrics) -> None:
+    def __init__(self, handler: Answering, config: ProxyConfig, metrics: ProxyMetrics) -> None:
         super().__init__(self._handle, handler_cancellation=True)
         self._handler = handler
         self._metrics = metrics
         self._quiet_until = 0.0
         self._untold = 0
+        self._patience = config.client_write_timeout
+        self.open = 0  # connections
+        self.most_open = most_connections(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
         self._options: dict[str, Any] = {
             "keepalive_timeout": config.keepalive_timeout,
             "access_log": None,
@@ -113,18 +164,31 @@ class ClientServer(web.Server):
         log.warning("%s (and %d more since the last such line)", text, self._untold)
         self._quiet_until, self._untold = now + _COMPLAINT_S, 0
 
-    def close_late(self, before: float) -> int:
-        """Close connections that owe a head since before that time; returns how many."""
-        late = [
-            connection
-            for connection in self.connections
-            if isinstance(connection, ClientConnection)
-            and connection.owing_since is not None
-            and connection.owing_since < before
-        ]
-        for connection in late:
-            connection.force_close()
-        return len(late)
+    def close_late(self, now: float, header_timeout: float) -> int:
+        """Close connections that owe a head for too long, and cut those that do not get to close.
+
+        Returns how many were late.
+        """
+        late = 0
+        for connection in self.connections:
+            if not isinstance(connection, ClientConnection):
+                continue
+            owing_since = connection.owing_since
+            if owing_since is not None and now - owing_since > header_timeout and connection.transport:
+                connection.force_close()
+                late += 1
+            connection.give_up(now, self._patience)
+        return late
+
+
+def most_connections(descriptors: int) -> int:
+    """Clients at once: a request takes two descriptors, and telemetry, admin and state need theirs always.
+
+    ``descriptors`` is the process's limit; -1: none.
+    """
+    if descriptors == resource.RLIM_INFINITY:
+        descriptors = _MANY
+    return (descriptors - min(_RESERVED, descriptors // 2)) // 2
 
 
 class Proxy:
@@ -220,7 +284,7 @@ class Proxy:
     async def _sweep(self, server: ClientServer) -> None:
         while True:
             await asyncio.sleep(min(_SWEEP_S, self._config.header_timeout / 2))
-            for _ in range(server.close_late(time.monotonic() - self._config.header_timeout)):
+            for _ in range(server.close_late(time.monotonic(), self._config.header_timeout)):
                 self._metrics.fault(ProxyFault.HEADER_TIMEOUT)
 
 

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from kvctl.settings.errors import SettingsError
-from kvctl.settings.model import AT_ODDS, SOURCES, SPECS, Settings
+from kvctl.settings.model import AT_ODDS, SPECS, Settings
 from kvctl.settings.sources import (
     Place,
     from_credentials,
@@ -39,13 +39,10 @@ def load(config: Path | None, env: Mapping[str, str], flags: Mapping[str, object
     if problems := [each for place in places for each in (*place.problems, *_misfits(place))]:
         raise SettingsError(problems)
     owners = {key: place for place in places for key in place.state()}
-    token = SOURCES.set(tuple(place.source for place in reversed(places)))
     try:
-        settings = Settings()  # type: ignore[call-arg]  # the sources have it
+        settings = Settings(**{key: place.state()[key] for key, place in owners.items()})
     except ValidationError as error:
         raise SettingsError(_at_large(each, owners) for each in error.errors()) from None
-    finally:
-        SOURCES.reset(token)
     settings._origins = {key: place.origin(key) for key, place in owners.items()}  # noqa: SLF001
     return settings
 

@@ -6,7 +6,6 @@ underscores) and the flag (two dashes, underscores as dashes). docs/configuratio
 
 import itertools
 from collections.abc import Mapping
-from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
@@ -30,9 +29,6 @@ AT_ODDS = "at_odds"  # the type of the errors between settings
 MANY = 10**9  # KV tokens: beyond any pool
 
 _SIDES = ("ge", "le")  # the attributes of pydantic's bounds
-
-Sources = tuple[PydanticBaseSettingsSource, ...]
-SOURCES: ContextVar[Sources] = ContextVar("kvctl_settings_sources", default=())
 
 
 class Layer(StrEnum):
@@ -97,8 +93,16 @@ class Settings(BaseSettings):
     """Believe capacity_tokens even where the engine says otherwise."""
     fallback_budget_tokens: t.Count = Field(default=16384, ge=1, le=MANY)
     """Budget while the capacity is unknown or the telemetry is stale."""
+    max_logprobs: t.MaybeCount = Field(default=20, ge=0, le=MANY)
+    """Log-probabilities a token that a request may ask for; they take memory that no KV budget covers."""
     overload_status: t.OverloadStatus = 429
     """Status of a refusal for want of budget."""
+    ttft_target: t.MaybeDuration = Field(default=2.0, ge=10 * MS, le=HOUR)
+    """Time to the first token that callers are promised; none: the prefill backlog is not guarded."""
+    itl_target: t.MaybeDuration = Field(default=0.1, ge=1 * MS, le=MIN)
+    """Time between tokens that callers are promised; none: the decode concurrency is not guarded."""
+    max_num_seqs: t.MaybeCount = Field(default=None, ge=1, le=MANY)
+    """The engine's --max-num-seqs; none: inferred from what it runs while others wait."""
     retry_after_max: t.Duration = Field(default=60.0, ge=1, le=HOUR)
     """Longest Retry-After that is sent."""
 
@@ -133,7 +137,7 @@ class Settings(BaseSettings):
     """Time that running answers have to end when kvctl stops."""
 
     gpus: t.Gpus = ("all",)
-    """The engine's cards."""
+    """The engine's cards; name them where others run: of all, one broken among good ones closes nothing."""
     gpu_interval: t.Duration = Field(default=1.0, ge=10 * MS, le=MIN)
     """How often the cards are read."""
     gpu_timeout: t.Duration = Field(default=2.0, ge=10 * MS, le=MIN)
@@ -173,9 +177,9 @@ class Settings(BaseSettings):
         init_settings: PydanticBaseSettingsSource,
         *_: PydanticBaseSettingsSource,
         **__: PydanticBaseSettingsSource,
-    ) -> Sources:
-        """Those of the ``load`` in progress; nothing from the process's environment behind its back."""
-        return (init_settings, *SOURCES.get())
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """What ``load`` found and hands in; nothing from the process's environment behind its back."""
+        return (init_settings,)
 
     @model_validator(mode="after")
     def _agree(self) -> Self:

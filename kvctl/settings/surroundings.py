@@ -1,13 +1,18 @@
 """What of the settings this machine does not live up to. Blocks; for check-config and the start.
 
-Law 8: degraded is a state, not an exit. None of these keeps the daemon from starting; each has its remedy.
+Law 8: degraded is a state, not an exit. Without a writable folder the daemon starts and does without; a
+tokenizer that cannot be read is the one thing here that keeps it from starting.
 """
 
 import os
+import resource
 from collections.abc import Iterator
+from pathlib import Path
 
 from kvctl.settings.model import Settings
 from kvctl.settings.usual import writable
+
+FEW_DESCRIPTORS = 4096  # each running request holds two
 
 
 def warnings(settings: Settings) -> Iterator[str]:
@@ -16,5 +21,11 @@ def warnings(settings: Settings) -> Iterator[str]:
         yield f"state_dir {settings.state_dir} cannot be written: overrides would not outlive a restart"
     if not writable(settings.admin_socket.parent):
         yield f"admin_socket {settings.admin_socket}: its folder cannot be written, so no command would work"
-    if settings.tokenizer not in ("engine", "bound") and not os.access(settings.tokenizer, os.R_OK):
-        yield f"tokenizer {settings.tokenizer} cannot be read: prompts would be bounded by their bytes"
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if most != resource.RLIM_INFINITY and most < FEW_DESCRIPTORS:
+        remedy = "raise LimitNOFILE (ulimit -Hn)"
+        yield f"descriptors: {most} at most, enough for about {most // 2} requests at once; {remedy}"
+    local = settings.tokenizer not in ("engine", "bound")
+    if local and not os.access(Path(settings.tokenizer).expanduser(), os.R_OK):
+        remedy = "kvctl would not start; set the model's folder, or engine"
+        yield f"tokenizer {settings.tokenizer} cannot be read: {remedy}"

@@ -1,6 +1,6 @@
 """The gate itself as a policy: the very objects of the daemon, told what the daemon would tell them."""
 
-from kvctl.core.claim import Shape
+from kvctl.core.claim import Claim, Shape
 from kvctl.core.events import (
     Admit,
     Arrived,
@@ -13,11 +13,13 @@ from kvctl.core.events import (
     ScrapeFailed,
     Ticked,
 )
+from kvctl.core.forecast import Curve
 from kvctl.core.gate import Gate
 from kvctl.core.outcomes import Decision, EndReason, SourceFault
 from kvctl.core.supply import GateConfig
 from kvctl.core.telemetry import EngineInfo, GpuSample, RankSample
 from kvctl.sim.policies import ADMITTED, Door, Offer, Verdict
+from kvctl.sim.policies_past_future import peak
 
 MODEL = "sim"
 
@@ -28,7 +30,10 @@ class CoreGate(Door):
     follows_tokens = True
 
     def __init__(self, config: GateConfig) -> None:
-        self.gate = Gate(config)
+        self.gate = self._make(config)
+
+    def _make(self, config: GateConfig) -> Gate:
+        return Gate(config)
 
     def arrived(self, offer: Offer, now: float) -> Verdict:
         """What the gate says, as a caller hears it."""
@@ -83,3 +88,42 @@ class CoreGate(Door):
     def budget(self, now: float) -> int:
         """The budget in force."""
         return self.gate.status(now).budget_tokens
+
+
+class _Oracle(Gate):
+    """The gate with the very peak in place of its forecast; budget, guards and hints are its own."""
+
+    def __init__(self, config: GateConfig) -> None:
+        super().__init__(config)
+        self.outputs: dict[str, int] = {}  # true lengths of what is in flight, and of who asks
+        self.asks = ""
+
+    def _peak_with(self, asked: Claim, candidate: Curve) -> float:  # noqa: ARG002 - the gate's signature
+        spare = asked.block - 1  # a sequence holds at most this much more than its tokens
+        batch = [(asked.prompts[0] + spare, min(self.outputs[self.asks], asked.outputs[0]))]
+        for lease in self.ledger:
+            made = lease.output_per_sequence
+            most = min(self.outputs[lease.id], lease.claim.outputs[0])
+            batch.append((lease.claim.prompts[0] + made + spare, max(most - made, 0)))
+        return peak(batch) + self._supply.unattributed
+
+
+class Clairvoyant(CoreGate):
+    """Knows every length and admits, in order of arrival, whoever fits: a yardstick, not an optimum."""
+
+    def _make(self, config: GateConfig) -> Gate:
+        self._oracle = _Oracle(config)
+        return self._oracle
+
+    def arrived(self, offer: Offer, now: float) -> Verdict:
+        """What the gate says who knows the answer's length."""
+        self._oracle.outputs[offer.id], self._oracle.asks = offer.true_output, offer.id
+        verdict = super().arrived(offer, now)
+        if not verdict.admitted:
+            del self._oracle.outputs[offer.id]
+        return verdict
+
+    def ended(self, request_id: str, output_tokens: int, now: float, *, finished: bool, broken: bool) -> None:
+        """The lease's end."""
+        super().ended(request_id, output_tokens, now, finished=finished, broken=broken)
+        del self._oracle.outputs[request_id]

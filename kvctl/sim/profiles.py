@@ -70,9 +70,9 @@ _ALL = (
     Profile(
         name="8b-h200",
         about=(
-            "an 8B model in bf16 on an H200 of 4.8 TB/s and 990 TFLOP/s, two thirds of either reached: 16 GB of"
-            " weights read per step and a millisecond of launches, 16 GFLOP per prompt token, 131 kB of KV per"
-            " token"
+            "an 8B model in bf16 on an H200 of 4.8 TB/s and 990 TFLOP/s, two thirds of either reached: 16 GB"
+            " of weights read per step and a millisecond of launches, 16 GFLOP per prompt token, 131 kB of KV"
+            " per token"
         ),
         base_s=6e-3,
         prefill_token_s=2.5e-5,

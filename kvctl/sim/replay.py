@@ -1,8 +1,8 @@
 """A trace through a policy and the simulated engine, in virtual time.
 
-No clock and no socket: the future is a heap of (time, order, what happens), and the engine's next step stands
-beside it. The policy is told what it would be told in the field and no sooner: pages every 0.2 s that speak of
-a moment ago, ticks every 0.2 s, the card every second, the tokens of streams at each tick.
+No clock and no socket: the future is a heap of (time, order, what happens), and the engine's next step
+stands beside it. The policy is told what it would be told in the field and no sooner: pages every 0.2 s that
+speak of a moment ago, ticks every 0.2 s, the card every second, the tokens of streams at each tick.
 
 Callers do as openai-python does: two retries, when told or with its own backoff. Time to first token counts
 from the first attempt.
@@ -33,7 +33,11 @@ PATIENCE_S = 600.0  # after the last arrival
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """All of a run but its policy. ``cap``: what a caller of a row sends as its output limit."""
+    """All of a run but its policy.
+
+    ``cap`` is what the caller of a row sends as its output limit; ``ttft_s`` and ``itl_s`` are the targets that
+    the gate's guards are told.
+    """
 
     rows: Sequence[Row]
     engine: EngineConfig
@@ -41,6 +45,8 @@ class Scene:
     retries: int = 2
     seed: int = 1
     telemetry_lag_s: float = 0.1
+    ttft_s: float = 2.0
+    itl_s: float = 0.1
     faults: Sequence[Fault] = ()
 
     @property
@@ -117,7 +123,12 @@ class _World:
     def go(self) -> Run:
         for call in self._run.calls:
             self._at(call.row.at_s, lambda call=call: self._try(call))  # type: ignore[misc]
-        for delay, beat in ((-0.3, self._page), (-0.2, self._describe), (-0.05, self._tick), (0.0, self._look)):
+        for delay, beat in (
+            (-0.3, self._page),
+            (-0.2, self._describe),
+            (-0.05, self._tick),
+            (0.0, self._look),
+        ):
             self._at(delay, beat)
         if any(fault.kind is FaultKind.NEIGHBOUR for fault in self._scene.faults):
             self._at(-0.1, self._card)

@@ -1,9 +1,9 @@
 """What can go wrong in a replay: ``KIND[=VALUE][@SECONDS]``, seconds of the run at which it begins.
 
 ``shift=4@60``: answers are four times as long from then on. ``bypass=0.3``: traffic that no gate sees holds
-that share of the pool. ``freeze=10@60``: for ten seconds the metrics page shows what it showed. ``restart=20@60``:
-the engine dies, and is back empty after 20 seconds. ``neighbour=30@60``: somebody else's process takes most of
-what is free of the card's memory for 30 seconds.
+that share of the pool. ``freeze=10@60``: for ten seconds the metrics page shows what it showed.
+``restart=20@60``: the engine dies, and is back empty after 20 seconds. ``neighbour=30@60``: somebody else's
+process takes most of what is free of the card's memory for 30 seconds.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,5 +1,8 @@
-"""Policies by name: ``forecast``, ``static``, ``none``, ``concurrency=N``, ``kv-gauge``, ``engine-queue=N``,
-``past-future``, ``clairvoyant``. For N, ``best`` searches the limit with the highest goodput."""
+"""Policies by name.
+
+``forecast``, ``static``, ``none``, ``concurrency=N``, ``kv-gauge``, ``engine-queue=N``, ``past-future`` and
+``clairvoyant``. For N, ``best`` searches the limit with the highest goodput.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -8,8 +11,8 @@ from types import MappingProxyType
 from kvctl.core.outcomes import Policy
 from kvctl.core.supply import GateConfig
 from kvctl.sim.policies import Concurrency, Door, Everybody, KvGauge
-from kvctl.sim.policies_core import CoreGate
-from kvctl.sim.policies_known import Clairvoyant, PastFuture
+from kvctl.sim.policies_core import Clairvoyant, CoreGate
+from kvctl.sim.policies_past_future import PastFuture
 from kvctl.sim.replay import Run, Scene, replay
 from kvctl.sim.replay_score import Target, figures
 
@@ -50,17 +53,22 @@ def make_door(spec: Spec, scene: Scene) -> Door:
     return _MAKERS[spec.name](spec, scene)
 
 
+def _config(spec: Spec, scene: Scene, policy: Policy) -> GateConfig:
+    return GateConfig(
+        policy=policy,
+        margin_ratio=spec.margin_ratio,
+        jitter_seed=_jitter(scene),
+        ttft_target_s=scene.ttft_s,
+        itl_target_s=scene.itl_s,
+    )
+
+
 def _core(spec: Spec, scene: Scene) -> Door:
-    policy = Policy(spec.name)
-    return CoreGate(GateConfig(policy=policy, margin_ratio=spec.margin_ratio, jitter_seed=_jitter(scene)))
+    return CoreGate(_config(spec, scene, Policy(spec.name)))
 
 
 def _clairvoyant(spec: Spec, scene: Scene) -> Door:
-    engine, usual = scene.engine, GateConfig()
-    budget = capacity_tokens(scene) * (1.0 - spec.margin_ratio)
-    return Clairvoyant(
-        budget, engine.max_model_len, engine.block_size, usual.retry_after_max_s, _jitter(scene)
-    )
+    return Clairvoyant(_config(spec, scene, Policy.FORECAST))
 
 
 def _past_future(spec: Spec, scene: Scene) -> Door:  # noqa: ARG001 - one signature
@@ -128,8 +136,6 @@ def _best(goodput: dict[int, float]) -> int:
     return max(goodput, key=lambda limit: (goodput[limit], -limit))
 
 
-def run_policy(
-    spec: Spec, scene: Scene, progress: Callable[[int], None] | None = None
-) -> Run:
+def run_policy(spec: Spec, scene: Scene, progress: Callable[[int], None] | None = None) -> Run:
     """One policy through a scene."""
     return replay(scene, make_door(spec, scene), progress)

@@ -182,7 +182,7 @@ class Scheduler:
         return sampled
 
     def glidable(self, longest: int) -> int:
-        """Steps, at most ``longest``, that are certain to do nothing but bring every running sequence a token.
+        """Steps, at most ``longest``, that are sure to do nothing but bring each running sequence a token.
 
         All running decode, the head of waiting cannot start, nobody ends and the pool suffices.
         """

@@ -81,13 +81,12 @@ def that_fit(rows: Sequence[Row], context_tokens: int) -> list[Row]:
 def _opened(path: Path) -> Iterator[TextIO]:
     with path.open("rb") as raw:
         packed = raw.read(2) == b"\x1f\x8b"
-    file = (
-        gzip.open(path, "rt", encoding="utf-8", newline="")
-        if packed
-        else path.open(encoding="utf-8", newline="")
-    )
-    with file:
-        yield file
+    if packed:
+        with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
+            yield file
+    else:
+        with path.open(encoding="utf-8", newline="") as file:
+            yield file
 
 
 def _row(number: int, cells: dict[str, str]) -> Row:

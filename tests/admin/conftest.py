@@ -13,11 +13,13 @@ from kvctl.admin.desk import Desk
 from kvctl.admin.listeners import OwnedSocket
 from kvctl.admin.port import DaemonStatus
 from kvctl.admin.server import AdminApi, AdminServer
-from kvctl.core.outcomes import Absence, BudgetReason, EngineState, Policy, Pressure
+from kvctl.core.guards import GuardStatus
+from kvctl.core.outcomes import Absence, BudgetReason, CapacitySource, EngineState, Limit, Policy, Pressure
 from kvctl.core.overrides import Knob, Value, bounds
 from kvctl.core.status import GateStatus, RankStatus
 from kvctl.core.telemetry import GpuSample
-from kvctl.settings import Settings, load
+from kvctl.settings.loading import load
+from kvctl.settings.model import Settings
 
 ENGINE = "http://127.0.0.1:8000"
 RANK = RankStatus(
@@ -38,6 +40,7 @@ GATE = GateStatus(
     draining=False,
     capacity_tokens=48_000,
     capacity_known=True,
+    capacity_source=CapacitySource.ENGINE,
     budget_tokens=45_600,
     budget_reason=BudgetReason.STEADY,
     margin_ratio=0.05,
@@ -50,6 +53,14 @@ GATE = GateStatus(
     context_tokens=None,
     models=("tiny",),
     drain_rate_tokens_per_s=None,
+    binding_limit=Limit.KV_BUDGET,
+    guards=GuardStatus(
+        prefill_backlog_tokens=0,
+        prefill_rate_tokens_per_s=None,
+        decode_limit=float("inf"),
+        decode_pace_s=None,
+        slots=float("inf"),
+    ),
     telemetry_age_s=0.1,
     ranks=(RANK,),
     sentence="budget 45,600 of 48,000 KV tokens",

@@ -17,7 +17,7 @@ from kvctl.admin.client import AdminClient, RefusedError
 from kvctl.admin.listeners import OwnedSocket
 from kvctl.admin.server import AdminApi, AdminServer
 from kvctl.core.overrides import Knob
-from kvctl.settings import SPECS
+from kvctl.settings.model import SPECS
 from tests.admin.conftest import ENGINE, Applied, NewDesk, Office, Stand
 
 BODY = {"value": "12%", "ttl_s": 1800, "reason": "preemptions since 02:10"}

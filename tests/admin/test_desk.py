@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from kvctl.admin.audit import AUDIT_KEPT, Audit
 from kvctl.admin.desk import Desk
-from kvctl.admin.files import AUDIT_KEPT, Audit, StateFile
 from kvctl.admin.peers import Actor, user_name
+from kvctl.admin.state import StateFile
 from kvctl.core.overrides import Knob
 from tests.admin.conftest import Applied, Clocks, NewDesk
 

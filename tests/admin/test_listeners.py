@@ -11,7 +11,7 @@ import pytest
 
 from kvctl.admin.listeners import BusyError, ListenError, OwnedSocket
 from kvctl.admin.server import PublicApi, PublicServer
-from kvctl.settings import Address
+from kvctl.settings.units import Address
 
 OWNER = """
 import pathlib, sys
@@ -108,6 +108,41 @@ async def test_the_metrics_port() -> None:
             for route in ("/v1/status", "/v1/overrides/margin", "/v1/drain"):
                 async with session.put(base + route, json={"value": 0.1, "reason": "r"}) as answer:
                     assert answer.status == 404
+    finally:
+        await server.close()
+
+
+@pytest.mark.parametrize("data", [b"SECRET\r\n\r\n", b"GET /" + b"SECRET" * 2000 + b" HTTP/1.1\r\n\r\n"])
+async def test_what_is_no_http_leaves_one_line_and_none_of_its_words(
+    data: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG", "kvctl")
+    server = PublicServer(PublicApi(Stand()), Address("127.0.0.1", 0))
+    await server.start()
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(data)
+        assert (await reader.read()).startswith(b"HTTP/1.0 400")
+        writer.close()
+    finally:
+        await server.close()
+    assert all(record.exc_info is None and record.levelname != "ERROR" for record in caplog.records)
+    assert "SECRET" not in caplog.text
+
+
+@pytest.mark.parametrize("begun", [b"", b"GET /hea", b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"])
+async def test_a_connection_that_is_only_held_is_closed(
+    begun: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvctl.admin.server.SILENCE_S", 0.1)
+    server = PublicServer(PublicApi(Stand()), Address("127.0.0.1", 0))
+    await server.start()
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(begun)
+        async with asyncio.timeout(5):
+            assert (await reader.read()).startswith(b"HTTP/1.1 200" if begun.endswith(b"\n") else b"")
+        writer.close()
     finally:
         await server.close()
 

@@ -9,9 +9,9 @@ import pytest
 
 from kvctl import __version__
 from kvctl.cli.main import VERBS
-from kvctl.core.outcomes import EngineState
+from kvctl.core.outcomes import CapacitySource, EngineState
 from kvctl.core.overrides import Knob
-from kvctl.settings import SPECS
+from kvctl.settings.model import SPECS
 from tests.cli.conftest import Daemon, Kvctl
 
 HEAVY = (
@@ -28,7 +28,9 @@ HEAVY = (
 
 
 async def test_status_page(daemon: Daemon, kvctl: Kvctl) -> None:
-    daemon.stand.gate = replace(daemon.stand.gate, capacity_known=False)
+    daemon.stand.gate = replace(
+        daemon.stand.gate, capacity_known=False, capacity_source=CapacitySource.FALLBACK
+    )
     done = await kvctl("status")
     first, _, *page = done.out.splitlines()
     assert (done.status, done.err) == (0, "")

@@ -206,6 +206,7 @@ STRANGERS = [
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.engine}-{case.page}")
 def test_page_reads_as_expected(case: Case) -> None:
+    """C01, C02, C04, C18, C20: six vLLM generations, two ranks, None labels, ghosts: each a value or word."""
     samples = ENGINES[case.engine].parse_metrics(page(case.page), 12.5)
     assert [sample.rank for sample in samples] == list(case.ranks)
     for sample in samples:
@@ -230,6 +231,7 @@ def test_page_names_its_engine(case: Case) -> None:
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
 @pytest.mark.parametrize(("name", "stranger"), STRANGERS, ids=str)
 def test_page_of_another_engine_is_a_named_state(engine: Engine, name: str, stranger: str | None) -> None:
+    """C22: another engine's page is no telemetry with a name, never silent zeros."""
     if stranger == engine.name:
         pytest.skip("its own page")
     assert engine_of_page(page(name)) == stranger
@@ -251,6 +253,7 @@ def test_page_of_another_engine_is_a_named_state(engine: Engine, name: str, stra
     ],
 )
 def test_page_without_telemetry(engine: Engine, text: str, fault: SourceFault) -> None:
+    """C07: empty, python families only, HTML, JSON, gzip bytes: no telemetry, each with its word."""
     with pytest.raises(PageError) as caught:
         engine.parse_metrics(text, 0.0)
     assert caught.value.fault is fault

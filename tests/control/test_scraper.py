@@ -194,6 +194,7 @@ class Recording(VLLM):
 
 @pytest.mark.parametrize(("noise", "on_the_loop"), [("", True), ('other{le="1"} 1\n' * 20_000, False)])
 async def test_large_page_is_parsed_off_the_loop(noise: str, on_the_loop: bool) -> None:
+    """C09: a large page is parsed in a thread."""
     engine, adapter, events = FakeEngine(text=noise + PAGE), Recording(), list[Event]()
     async with served(engine.metrics, engine.model_list) as port:
         scraper = Scraper(adapter, Poller(url(port)), events.append)
@@ -212,6 +213,7 @@ async def test_nobody_listens() -> None:
 
 
 async def test_slow_answer_times_out() -> None:
+    """C24: a page that takes too long ends at the deadline."""
     engine = FakeEngine(delay_s=60)
     async with served(engine.metrics, engine.model_list) as port:
         assert await fault_of(port, timeout_s=0.05) is SourceFault.TIMEOUT
@@ -230,6 +232,7 @@ async def test_trickle_of_bytes_does_not_extend_the_deadline() -> None:
 
 
 async def test_endless_page_is_cut_at_the_bound() -> None:
+    """C09: past the size cap the poll fails as too large, and reading stops."""
     sent = 0
 
     async def endless(request: web.Request) -> web.StreamResponse:
@@ -247,6 +250,7 @@ async def test_endless_page_is_cut_at_the_bound() -> None:
 
 @pytest.mark.parametrize("status", [204, 301, 401, 404, 500, 503])
 async def test_other_status(status: int) -> None:
+    """C07: 404 and other statuses are no telemetry."""
     engine = FakeEngine(status=status)
     async with served(engine.metrics, engine.model_list) as port:
         assert await fault_of(port) is SourceFault.HTTP_STATUS
@@ -274,6 +278,7 @@ async def test_redirect_is_not_followed() -> None:
     ],
 )
 async def test_page_without_telemetry(text: str, fault: SourceFault) -> None:
+    """C07: 200 without a series of the engine is a failed poll, not usage 0."""
     engine = FakeEngine(text=text)
     async with served(engine.metrics, engine.model_list) as port:
         assert await fault_of(port) is fault
@@ -295,6 +300,7 @@ async def test_page_without_telemetry(text: str, fault: SourceFault) -> None:
     ],
 )
 async def test_answer_that_is_none(answer: bytes, fault: SourceFault) -> None:
+    """C07, C24: cut, garbled or compressed answers each have a word."""
     async with raw(answer) as port:
         assert await fault_of(port) is fault
 
@@ -319,6 +325,7 @@ async def test_name_that_does_not_resolve(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 async def test_localhost_tries_both_families(host: str) -> None:
+    """B30: an engine on one family only is polled under the name localhost."""
     engine = FakeEngine()
     async with (
         served(engine.metrics, engine.model_list, host) as port,
@@ -329,6 +336,7 @@ async def test_localhost_tries_both_families(host: str) -> None:
 
 
 async def test_localhost_is_ipv4_where_both_answer() -> None:
+    """B30: the poller takes the address that the proxy takes."""
     four, six = FakeEngine(), FakeEngine()
     async with (
         served(four.metrics, four.model_list, "127.0.0.1") as port,
@@ -359,6 +367,7 @@ async def test_localhost_where_nobody_listens_is_refused() -> None:
 
 
 async def test_one_request_at_a_time_even_if_each_outlasts_the_interval() -> None:
+    """C24: pages slower than the interval never overlap."""
     engine = FakeEngine(delay_s=0.02)
     async with (
         served(engine.metrics, engine.model_list) as port,
@@ -424,6 +433,7 @@ async def test_credentials_of_the_url_stay_out_of_the_log(caplog: pytest.LogCapt
 
 
 async def test_page_of_another_engine_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    """C22: an SGLang page is named, in one line."""
     engine = FakeEngine(text=(PAGES / "sglang.prom").read_text())
     async with served(engine.metrics, engine.model_list) as port, Watched(url(port)) as watched:
         for _ in range(3):
@@ -469,6 +479,7 @@ async def test_description_comes_though_the_page_has_nothing() -> None:
 
 @pytest.mark.parametrize("after", [page(preempted=3), page(started="1.7959999e+09")])
 async def test_description_is_asked_again_after_a_restart(after: str) -> None:
+    """C16: counters that fall are another process, whose context is read again."""
     engine = FakeEngine()
     async with served(engine.metrics, engine.model_list) as port, Watched(url(port)) as watched:
         await watched.scraper.poll()
@@ -497,6 +508,7 @@ async def test_description_is_asked_again_after_the_engine_was_away() -> None:
 
 
 async def test_two_processes_that_answer_in_turn_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    """C18: two servers that answer in turn are noticed, told once, and not believed."""
     engine = FakeEngine()
     async with served(engine.metrics, engine.model_list) as port, Watched(url(port)) as watched:
         for turn in range(8):

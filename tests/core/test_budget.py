@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from kvctl.core.budget import Budget, budget_of, capacity_of, reason_of_change
-from kvctl.core.outcomes import BudgetReason, Pressure
+from kvctl.core.outcomes import BudgetReason, CapacitySource, Pressure
 from tests.core.conversation import PAGE
 
 RANK = replace(PAGE, capacity_tokens=50_000)
@@ -27,6 +27,24 @@ def test_without_a_capacity_the_fallback_stands_in_and_proves_nothing(reading: i
         assert (capacity.total, capacity.largest_rank) == (16_384, None)
         assert not capacity.known
         assert not capacity.exact
+
+
+@pytest.mark.parametrize("reading", [None, 0])
+def test_a_plan_stands_in_before_the_fallback_and_proves_nothing(reading: int | None) -> None:
+    unknown = replace(RANK, capacity_tokens=reading)
+    both = [unknown, replace(unknown, rank="1")]
+    capacity = capacity_of(both, operator=None, force=False, fallback=16_384, planned=40_000)
+    assert (capacity.total, capacity.largest_rank, capacity.source) == (80_000, 40_000, CapacitySource.PLAN)
+    assert not capacity.known
+    assert not capacity.exact
+
+
+def test_a_plan_is_silent_where_engine_or_operator_tell() -> None:
+    told = capacity_of([RANK], operator=None, force=False, fallback=1, planned=40_000)
+    assert (told.total, told.source) == (50_000, CapacitySource.ENGINE)
+    unknown = replace(RANK, capacity_tokens=None)
+    told = capacity_of([unknown], operator=30_000, force=False, fallback=1, planned=40_000)
+    assert (told.total, told.source) == (30_000, CapacitySource.OPERATOR)
 
 
 def test_one_uncertain_rank_makes_the_capacity_uncertain() -> None:

@@ -175,3 +175,10 @@ def test_a_claim_covers_what_the_engine_may_hold(
         assert proof.needed_tokens > proof.limit_tokens
         if proof.largest_output > 0:
             assert never_fits(shape(prompts, proof.largest_output, n=n), limits) is None
+
+
+def test_a_prompt_that_was_only_bounded_claims_the_context_at_most() -> None:
+    """60 MB that nobody counted must not wait for ever for room that cannot come: the engine judges it."""
+    assert claim(shape(60_000_000, 16, exact=False), CONTEXT_8K).tokens == 8192
+    assert claim(shape(5_000, 16, exact=False), CONTEXT_8K).tokens == round_up(5_016, 16)
+    assert claim(shape(60_000, 16, exact=False), Limits()).tokens == round_up(60_016, 16)

@@ -17,9 +17,9 @@ def page(view: EngineView, now: float, **fields: object) -> tuple[str, ...]:
     return view.scraped((sample,), now).restarted
 
 
-def seen(now: float = 0.0) -> EngineView:
-    view = EngineView(ViewConfig())
-    page(view, now)
+def seen(config: ViewConfig | None = None) -> EngineView:
+    view = EngineView(config or ViewConfig())
+    page(view, 0.0)
     return view
 
 
@@ -216,6 +216,24 @@ def test_a_lost_card_is_a_fault_while_it_is_lost() -> None:
     assert view.state(1.0) is EngineState.FAULT
     view.cards_read([card()])
     assert view.state(1.0) is EngineState.UP
+
+
+def test_a_broken_card_that_may_be_another_engines_closes_nothing() -> None:
+    """D12: of eight cards that nobody named one is lost; all lost is a fault, and so is a named one."""
+    cards = [replace(card(errors=0), uuid=f"GPU-{i}") for i in range(8)]
+    lost = [replace(each, lost=True) for each in cards]
+    worn = [replace(each, ecc_uncorrected_total=3) for each in cards]
+    for named, broken, state in (
+        (False, [*cards[:3], lost[3], *cards[4:]], EngineState.UP),
+        (False, [*cards[:3], worn[3], *cards[4:]], EngineState.UP),
+        (False, lost, EngineState.FAULT),
+        (False, worn, EngineState.FAULT),
+        (True, [*cards[:3], lost[3], *cards[4:]], EngineState.FAULT),
+    ):
+        view = seen(ViewConfig(cards_named=named))
+        view.cards_read(cards)
+        view.cards_read(broken)
+        assert view.state(1.0) is state
 
 
 def test_new_uncorrectable_errors_are_a_fault_until_the_engine_restarts() -> None:

@@ -4,8 +4,10 @@ from dataclasses import replace
 
 from kvctl.core.events import (
     Admit,
+    CapacityPlanned,
     EngineDescribed,
     KnobsChanged,
+    Noted,
 )
 from kvctl.core.outcomes import (
     BudgetReason,
@@ -186,3 +188,24 @@ def test_the_context_is_the_engines_and_is_read_again() -> None:
     assert talk.refuse(shape(12, 9000)).reason is RejectReason.CONTEXT
     talk.say(EngineDescribed(EngineInfo(models=("tiny",), context_tokens=16_384)))
     assert talk.admit(shape(12, 9000))
+
+
+def test_a_planned_capacity_admits_more_than_the_fallback_and_never_proves_a_400() -> None:
+    """Law 4: what is beyond a plan is 429, or runs alone, but never 400."""
+    talk = Conversation(GateConfig(fallback_budget_tokens=16_384)).up(replace(PAGE, capacity_tokens=None))
+    assert talk.status.capacity_source == "fallback"
+    (noted,) = [each for each in talk.say(CapacityPlanned(40_000)) if isinstance(each, Noted)]
+    assert "planner" in noted.sentence
+    assert (talk.status.capacity_tokens, talk.budget) == (40_000, 38_000)
+    assert (talk.status.capacity_known, talk.status.capacity_source) == (False, "plan")
+    talk.admit(shape(20_000, 100))
+    assert talk.refuse(shape(20_000, 100)).decision is Decision.REJECT_LATER
+    large = Conversation(GateConfig(), context=200_000).up(replace(PAGE, capacity_tokens=None))
+    large.say(CapacityPlanned(40_000))
+    large.admit(shape(10, 10))
+    assert large.refuse(shape(90_000, 100)).decision is Decision.REJECT_LATER
+    large.page(capacity_tokens=48_000)
+    assert large.status.capacity_source == "engine"
+    large.page(capacity_tokens=None)
+    large.say(CapacityPlanned(None))
+    assert large.status.capacity_source == "fallback"

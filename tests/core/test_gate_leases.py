@@ -31,6 +31,22 @@ def test_traffic_that_bypasses_the_gate_is_charged_and_named() -> None:
     assert talk.admitted_of(100, shape(990, 10)) == pytest.approx(21, abs=1)
 
 
+def test_generations_that_outlive_their_clients_stay_charged() -> None:
+    """B04: clients are gone and the ledger is empty, but the engine runs on at usage 0.4 for ten minutes."""
+    talk = Conversation(STATIC).up()
+    ids = [talk.admit(shape(6_000, 400)) for _ in range(3)]
+    talk.live(2)
+    for request_id in ids:
+        talk.end(request_id, EndReason.CLIENT_GONE)
+    for minute in range(10):
+        for poll in range(20):
+            talk.tick(3.0)
+            talk.page(kv_usage_ratio=0.4, running=3, generation_tokens_total=1000.0 * minute + poll)
+        assert talk.status.leases == 0
+        assert talk.status.unattributed_tokens == pytest.approx(0.4 * 48_000, rel=0.05)
+    assert talk.admitted_of(100, shape(990, 10)) == pytest.approx((0.95 - 0.4) * 48, abs=2)
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_own_traffic_is_nobody_elses(stream: bool) -> None:
     """Answers that show nothing until their end must not look like foreign tokens while they grow."""

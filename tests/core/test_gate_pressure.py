@@ -11,6 +11,7 @@ from kvctl.core.events import (
 )
 from kvctl.core.outcomes import (
     BudgetReason,
+    Note,
     Pressure,
     SourceFault,
 )
@@ -55,7 +56,7 @@ def test_preemptions_of_an_empty_pool_are_remarked_once_and_cost_nothing() -> No
         talk.tick()
         talk.page(preemptions_total=float(i), kv_usage_ratio=0.1)
     remarks = [command for command in talk.told if isinstance(command, Noted)]
-    assert [remark.word for remark in remarks].count("preemption_ignored") == 1
+    assert [remark.word for remark in remarks].count(Note.PREEMPTION_IGNORED) == 1
     assert talk.budget == 45_600
 
 

@@ -59,6 +59,7 @@ def test_output_is_shared_out_over_the_sequences() -> None:
 
 
 def test_the_engines_own_count_replaces_what_was_seen() -> None:
+    """A34: hidden thinking counts: the engine's completion_tokens stand, not what was visible."""
     ledger = Ledger()
     ledger.open(lease("a"))
     seen = ledger.get("a")

@@ -1,4 +1,4 @@
-"""The gauge against the ledger's interval."""
+"""The gauge against what the ledger held."""
 
 import pytest
 
@@ -10,7 +10,7 @@ CAPACITY = 100_000
 def polled(reconciler: Reconciler, count: int, used: float, *, held: float, start: float = 0.0) -> None:
     for i in range(count):
         now = start + i * 0.2
-        reconciler.remember(held, held, now)
+        reconciler.remember(held, now)
         reconciler.compare(used, CAPACITY, now)
 
 
@@ -38,8 +38,8 @@ def test_a_gap_within_the_dead_zone_is_noise() -> None:
 def test_a_page_that_lags_is_compared_with_what_was_held_then() -> None:
     """C11: leases that ended a moment ago are still in the gauge and are nobody else's tokens."""
     reconciler = Reconciler()
-    reconciler.remember(60_000, 60_000, 10.0)
-    reconciler.remember(5_000, 5_000, 10.2)
+    reconciler.remember(60_000, 10.0)
+    reconciler.remember(5_000, 10.2)
     reconciler.compare(60_000, CAPACITY, 10.0 + LAG_S)
     assert reconciler.unattributed == 0.0
     reconciler.compare(60_000, CAPACITY, 10.3 + LAG_S)
@@ -48,7 +48,7 @@ def test_a_page_that_lags_is_compared_with_what_was_held_then() -> None:
 
 def test_without_a_record_of_then_the_latest_counts() -> None:
     reconciler = Reconciler()
-    reconciler.remember(60_000, 60_000, 10.0)
+    reconciler.remember(60_000, 10.0)
     reconciler.compare(60_000, CAPACITY, 90.0)
     assert reconciler.unattributed == 0.0
 
@@ -56,7 +56,7 @@ def test_without_a_record_of_then_the_latest_counts() -> None:
 def test_prompts_still_prefilling_are_neither_missing_nor_foreign() -> None:
     reconciler = Reconciler()
     for used in (0, 10_000, 50_000):
-        reconciler.remember(0, 50_000, 1.0)
+        reconciler.remember(50_000, 1.0)
         reconciler.compare(used, CAPACITY, 1.0)
     assert reconciler.unattributed == 0.0
 

@@ -15,7 +15,7 @@ def draining(tokens_per_s: float) -> RetryHints:
 def test_the_time_is_what_is_missing_over_the_rate_spread_upwards() -> None:
     hints = draining(1000.0)
     assert hints.rate(9.8) == pytest.approx(1000.0, rel=0.05)
-    times = [hints.after(5000.0, 9.8) for _ in range(200)]
+    times = [hints.after(5000.0, hints.rate(9.8), 9.8) for _ in range(200)]
     assert min(times) >= 4.8
     assert max(times) <= 5.0 * (1 + SPREAD)
     assert len({round(t, 2) for t in times}) > 100
@@ -29,8 +29,8 @@ def test_the_spread_is_the_same_for_the_same_seed_only() -> None:
 
 def test_it_is_never_zero_and_never_past_the_longest() -> None:
     hints = draining(1000.0)
-    assert hints.after(0.0, 9.8) >= FLOOR_S
-    times = [hints.after(1e12, 9.8) for _ in range(100)]
+    assert hints.after(0.0, hints.rate(9.8), 9.8) >= FLOOR_S
+    times = [hints.after(1e12, hints.rate(9.8), 9.8) for _ in range(100)]
     assert max(times) <= 60.0
     assert len({round(t, 1) for t in times}) > 50, (
         "those told the longest time must not return together either"
@@ -53,14 +53,14 @@ def test_few_ends_or_old_ones_are_no_rate() -> None:
 def test_without_a_rate_a_crowd_of_refusals_does_not_push_the_hint_up() -> None:
     """A thousand callers refused within a second are told a second, not a minute."""
     hints = RetryHints(longest_s=60.0)
-    times = [hints.after(5000.0, i * 0.001) for i in range(1000)]
+    times = [hints.after(5000.0, hints.rate(i * 0.001), i * 0.001) for i in range(1000)]
     assert max(times) <= 1.5
 
 
 def test_without_a_rate_it_grows_with_how_long_callers_are_refused_and_ends_with_an_admission() -> None:
     hints = RetryHints(longest_s=60.0)
-    hints.after(1.0, 0.0)
-    assert 8.0 <= hints.after(1.0, 8.0) <= 12.0
-    assert 30.0 <= hints.after(1.0, 5000.0) <= 60.0
+    hints.after(1.0, hints.rate(0.0), 0.0)
+    assert 8.0 <= hints.after(1.0, hints.rate(8.0), 8.0) <= 12.0
+    assert 30.0 <= hints.after(1.0, hints.rate(5000.0), 5000.0) <= 60.0
     hints.admitted()
-    assert hints.after(1.0, 5001.0) <= 1.5
+    assert hints.after(1.0, hints.rate(5001.0), 5001.0) <= 1.5

@@ -50,6 +50,7 @@ RUNNING = gauge("vllm:num_requests_running", "1.0")
     ],
 )
 def test_usage_gauge_under_each_of_its_names(page: str, usage: float | None) -> None:
+    """C01: old name, new name, both (the new one wins), neither (unknown, not 0)."""
     assert parse(page).kv_usage_ratio == usage
 
 
@@ -60,11 +61,13 @@ def test_preferred_name_speaks_alone_even_if_it_says_nothing_good() -> None:
 
 
 def test_re_exported_page_reads_as_the_original() -> None:
+    """C23: colons turned into underscores and a worker_addr label change nothing."""
     copy = PAGE.replace("vllm:", "vllm_").replace('engine="0"', 'engine="0",worker_addr="10.0.0.1:8000"')
     assert parse(copy) == parse(PAGE)
 
 
 def test_equal_copies_are_one_and_not_summed() -> None:
+    """C23: the engine's page and an aggregator's copy of it are one engine."""
     copy = PAGE.replace('engine="0"', 'engine="0",worker_addr="10.0.0.1:8000"')
     assert parse(PAGE + copy) == parse(PAGE)
 
@@ -80,6 +83,7 @@ def test_iteration_histogram_is_no_counter() -> None:
 
 
 def test_adapter_series_are_no_counts() -> None:
+    """C28: fifty adapter combinations are no requests."""
     combinations = "".join(
         gauge("vllm:lora_requests_info", "1.7e9", f'running_lora_adapters="a{i}",waiting_lora_adapters=""')
         for i in range(50)
@@ -113,6 +117,7 @@ def test_count_that_counts_nothing_is_absent(value: str) -> None:
 
 
 def test_every_field_of_a_bare_page_is_absent_by_name() -> None:
+    """C20: families that a release lacks are named one by one."""
     assert dict(parse(RUNNING).absent) == dict.fromkeys(
         (
             "kv_usage_ratio",
@@ -136,6 +141,7 @@ def test_every_field_of_a_bare_page_is_absent_by_name() -> None:
 
 @pytest.mark.parametrize(("value", "awake"), [("1.0", True), ("0.0", False), ("0.5", None)])
 def test_sleep_state(value: str, awake: bool | None) -> None:
+    """C19: the sleep-state series says asleep, awake, or nothing certain."""
     asleep = gauge("vllm:engine_sleep_state", "1.0", 'engine="0",sleep_state="weights_offloaded"')
     page = asleep + gauge("vllm:engine_sleep_state", value, 'engine="0",sleep_state="awake"')
     assert parse(page).awake is awake
@@ -230,6 +236,7 @@ def test_capacity(labels: dict[str, str], tokens: int, exact: bool) -> None:
     ],
 )
 def test_capacity_unknown(labels: dict[str, str], word: Absence) -> None:
+    """C04: the label None, 0 or nonsense is an unknown capacity with a word, never zero tokens."""
     sample = parse(info(**labels))
     assert sample.capacity_tokens is None
     assert sample.capacity_exact is False
@@ -237,6 +244,7 @@ def test_capacity_unknown(labels: dict[str, str], word: Absence) -> None:
 
 
 def test_capacity_appears_without_a_restart() -> None:
+    """C04: None on the first page, 9,271 blocks on the next."""
     engine = VLLM()
     assert engine.parse_metrics(info(block_size="16", num_gpu_blocks="None"), 1)[0].capacity_tokens is None
     assert engine.parse_metrics(info(block_size="16", num_gpu_blocks="9271"), 2)[0].capacity_tokens == 148_320
@@ -294,6 +302,7 @@ def test_ranks_are_in_the_order_of_their_numbers() -> None:
     ],
 )
 def test_unsupported_set_up_is_named(page: str, named: str | None) -> None:
+    """C18: two processes (pid labels, one of them dead) that disagree are named and not believed."""
     assert parse(page).unsupported == named
 
 
@@ -317,12 +326,14 @@ def test_broken_line_is_unparsable(page: str) -> None:
 
 
 def test_line_that_dumps_a_configuration_is_dropped_and_the_rest_read() -> None:
+    """C09: a line with the whole configuration in its labels costs that line only."""
     sample = parse(RUNNING + info(**PLAIN, dump="x" * 100_000))
     assert sample.running == 1
     assert sample.absent["capacity_tokens"] is Absence.MISSING
 
 
 def test_flood_of_known_series_is_too_large() -> None:
+    """C09: more series than any engine has is a failed poll with a word of its own."""
     page = "".join(gauge("vllm:num_requests_running", "1", f'engine="{i}"') for i in range(20_001))
     with pytest.raises(PageError) as caught:
         VLLM().parse_metrics(page, 1.0)

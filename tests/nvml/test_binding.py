@@ -13,6 +13,7 @@ def test_codes_are_those_of_nvml(code: Code) -> None:
 
 
 def test_the_plain_module_is_used_and_its_version_known() -> None:
+    """D06: nvidia-ml-py's module, with its version."""
     binding = load_binding()
     assert binding.module is pynvml
     assert int(binding.version.split(".")[0]) >= 12
@@ -20,6 +21,7 @@ def test_the_plain_module_is_used_and_its_version_known() -> None:
 
 
 def test_a_package_in_the_modules_place_is_passed_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """D06: the deprecated pynvml package in the way is passed by, without its warning, and named."""
     package = tmp_path / "pynvml"
     package.mkdir()
     (package / "__init__.py").write_text("import warnings\nwarnings.warn('deprecated', FutureWarning)\n")

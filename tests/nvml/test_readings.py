@@ -26,6 +26,7 @@ def read_one(reader: MemoryReader | None = None) -> GpuSample:
 
 
 def test_everything_of_a_healthy_card(install: Install) -> None:
+    """D04: the driver's reserve is told apart from what is used."""
     install(FakeCard("GPU-a", free=100 * GIB, temperature=61, ecc=3))
     assert read_one() == GpuSample(
         uuid="GPU-a",
@@ -47,6 +48,7 @@ def test_everything_of_a_healthy_card(install: Install) -> None:
 def test_v2_that_fails_falls_back_to_v1_once_and_says_so_once(
     install: Install, said: Said, code: Code
 ) -> None:
+    """D05, D04: v2 fails, v1 serves from then on, one line; free is the same in both."""
     library = install(FakeCard("GPU-a", errors={"nvmlDeviceGetMemoryInfo_v2": code}))
     reader = MemoryReader(Nvml(pynvml))
     first, second = read_one(reader), read_one(reader)
@@ -59,12 +61,14 @@ def test_v2_that_fails_falls_back_to_v1_once_and_says_so_once(
 
 
 def test_a_driver_without_v2(install: Install) -> None:
+    """D05: a driver without the versioned call."""
     library = install(FakeCard("GPU-a"))
     library.without = {"nvmlDeviceGetMemoryInfo_v2"}
     assert read_one().free_bytes == 100 * GIB
 
 
 def test_unified_memory_is_the_systems(install: Install, tmp_path: Path) -> None:
+    """D01: both memory calls are Not Supported on a GB10: the system's MemAvailable, said so in the name."""
     (tmp_path / "meminfo").write_text(MEMINFO)
     errors = dict.fromkeys(("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"), int(Code.NOT_SUPPORTED))
     install(FakeCard("GPU-a", name="NVIDIA GB10", errors=errors))
@@ -78,6 +82,7 @@ def test_unified_memory_is_the_systems(install: Install, tmp_path: Path) -> None
 def test_unified_memory_without_a_readable_system_is_unknown(
     install: Install, tmp_path: Path, text: str
 ) -> None:
+    """D01: unknown memory is unknown, and nothing raises."""
     (tmp_path / "meminfo").write_text(text)
     errors = dict.fromkeys(("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"), int(Code.NOT_SUPPORTED))
     install(FakeCard("GPU-a", errors=errors))
@@ -90,6 +95,7 @@ def test_unified_memory_without_a_readable_system_is_unknown(
     ("total", "free"), [(0, 0), (GIB, 2 * GIB), ((1 << 64) - 1, 0), ((1 << 64) - 1, (1 << 64) - 1)]
 )
 def test_impossible_memory_is_unknown_not_clamped(install: Install, total: int, free: int) -> None:
+    """D18: 2**64-1 is no number of bytes."""
     install(FakeCard("GPU-a", total=total, free=free, reserved=0))
     sample = read_one()
     assert [getattr(sample, name) for name in BYTES] == [None] * 4
@@ -153,6 +159,7 @@ def test_every_error_of_every_reading_is_an_absence(install: Install, code: int)
 
 
 def test_a_vgpu_guest_with_memory_and_uuid_alone(install: Install) -> None:
+    """D25: everything but memory and UUID is Not Supported; the total is the reported one."""
     library = install(FakeCard("GPU-a", total=8 * GIB, free=GIB, reserved=0))
     library.errors = dict.fromkeys(
         (

@@ -28,6 +28,7 @@ CARDS = (FIRST, SECOND, *SLICES)
     ],
 )
 def test_forms(text: str, expected: Selector) -> None:
+    """D09: cards are named by UUID, PCI id or MIG UUID as well as by index."""
     assert parse_selector(text) == expected
 
 

@@ -50,6 +50,7 @@ def test_all_cards_in_order(install: Install, clock: Clock) -> None:
 
 
 def test_no_library(clock: Clock) -> None:
+    """D22: no libnvidia-ml is a state with a word."""
     with installed(None):
         reading = session(clock).read()
     assert reading.fault is SourceFault.LIBRARY_MISSING
@@ -69,6 +70,7 @@ def test_no_library(clock: Clock) -> None:
 def test_a_failed_init_has_its_word_and_is_retried_with_growing_pauses(
     install: Install, clock: Clock, code: Code, fault: SourceFault
 ) -> None:
+    """D10, D22: version mismatch or no driver at start: no crash, retries at 1, 2, 4 ... 60 s."""
     library = install(*cards(1))
     library.errors["nvmlInitWithFlags"] = code
     reader = session(clock)
@@ -87,6 +89,7 @@ def test_a_failed_init_has_its_word_and_is_retried_with_growing_pauses(
 
 
 def test_device_nodes_that_come_after_boot(install: Install, clock: Clock) -> None:
+    """D24: no card at first, one later: picked up without a restart."""
     library = install()
     reader = session(clock)
     assert reader.read().fault is SourceFault.NO_DEVICE
@@ -96,6 +99,7 @@ def test_device_nodes_that_come_after_boot(install: Install, clock: Clock) -> No
 
 
 def test_one_lost_card_leaves_the_others(install: Install, clock: Clock) -> None:
+    """D12: of eight cards one is lost; seven are read on, the lost one is named."""
     library = install(*cards(8))
     reader = session(clock)
     assert lost(reader.read()) == []
@@ -110,6 +114,7 @@ def test_one_lost_card_leaves_the_others(install: Install, clock: Clock) -> None
 
 
 def test_a_card_lost_before_the_start_has_a_place_too(install: Install, clock: Clock) -> None:
+    """D12: a card that is lost on its handle is a lost card, the others keep their indexes."""
     library = install(*cards(3))
     library.cards[1].errors["nvmlDeviceGetHandleByIndex_v2"] = Code.GPU_IS_LOST
     assert lost(session(clock).read()) == ["index:1"]
@@ -128,6 +133,7 @@ def test_a_denied_card_is_absent_not_lost(install: Install, clock: Clock) -> Non
 def test_an_index_keeps_meaning_the_card_that_it_first_meant(
     install: Install, clock: Clock, said: Said
 ) -> None:
+    """D09: an index is resolved to a UUID once, said in the log, and kept."""
     library = install(*cards(3))
     chosen = library.cards[1].uuid
     reader = session(clock, "1")
@@ -221,8 +227,31 @@ def partitioned(**errors: int) -> FakeCard:
     return FakeCard("GPU-parent", total=80 * GIB, temperature=55, mig=1, instances=instances, errors=errors)
 
 
+def test_only_what_is_needed_is_asked(install: Install, clock: Clock) -> None:
+    """D18, D25: no process list and nothing else that a guest may lack: these calls and no other."""
+    library = install(*cards(2), partitioned())
+    session(clock).read()
+    assert set(library.calls) == {
+        "nvmlInitWithFlags",
+        "nvmlSystemGetDriverVersion",
+        "nvmlDeviceGetCount_v2",
+        "nvmlDeviceGetHandleByIndex_v2",
+        "nvmlDeviceGetUUID",
+        "nvmlDeviceGetName",
+        "nvmlDeviceGetPciInfo_v3",
+        "nvmlDeviceGetMigMode",
+        "nvmlDeviceGetMaxMigDeviceCount",
+        "nvmlDeviceGetMigDeviceHandleByIndex",
+        "nvmlDeviceGetMemoryInfo_v2",
+        "nvmlDeviceGetTemperature",
+        "nvmlDeviceGetCurrentClocksEventReasons",
+        "nvmlDeviceGetTotalEccErrors",
+    }
+
+
 @pytest.mark.parametrize("selector", ["all", "0", "GPU-parent", "3b:00.0"])
 def test_a_partitioned_card_is_its_instances(install: Install, clock: Clock, selector: str) -> None:
+    """D07: the parent of a partitioned card is denied; its instances are read."""
     install(partitioned(nvmlDeviceGetMemoryInfo_v2=Code.NO_PERMISSION))
     reading = session(clock, selector).read()
     assert uuids(reading) == ["MIG-0", "MIG-3"]
@@ -231,6 +260,7 @@ def test_a_partitioned_card_is_its_instances(install: Install, clock: Clock, sel
 
 
 def test_one_instance_by_its_uuid(install: Install, clock: Clock) -> None:
+    """D07: a MIG UUID means that instance."""
     install(partitioned())
     assert uuids(session(clock, "MIG-3").read()) == ["MIG-3"]
 
@@ -244,6 +274,7 @@ def test_an_instance_is_found_where_its_parent_is_denied(install: Install, clock
 def test_a_partitioned_card_without_visible_instances_is_unknown_not_the_parents(
     install: Install, clock: Clock
 ) -> None:
+    """D07: unknown, not the whole card's total."""
     install(replace(partitioned(), instances={}))
     (sample,) = session(clock).read().samples
     assert sample.total_bytes is None

@@ -54,6 +54,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def test_reads_from_a_thread_of_its_own(install: Install, source: NvmlSource) -> None:
+    """D15: NVML is called from one thread of its own and never from the loop."""
     library = install(*cards(2))
     for _ in range(3):
         assert len((await source.read()).samples) == 2
@@ -74,6 +75,7 @@ async def test_close_shuts_the_driver_down_and_ends_the_thread(install: Install)
 
 
 async def test_no_library_is_a_fault_and_no_noise(source: NvmlSource, clock: Clock, said: Said) -> None:
+    """D22: no library: a fault, and no line per reading."""
     with installed(None):
         for _ in range(50):
             assert (await source.read()).fault is SourceFault.LIBRARY_MISSING
@@ -82,6 +84,7 @@ async def test_no_library_is_a_fault_and_no_noise(source: NvmlSource, clock: Clo
 
 
 async def test_a_fault_ends_without_a_restart(install: Install, source: NvmlSource, clock: Clock) -> None:
+    """D10: after the reboot of the driver the cards are back by themselves."""
     library = install(*cards(1))
     library.errors["nvmlInitWithFlags"] = Code.LIB_RM_VERSION_MISMATCH
     assert (await source.read()).fault is SourceFault.DRIVER_MISMATCH
@@ -107,6 +110,7 @@ async def test_a_lost_card_is_told_when_it_goes_and_when_it_returns(
 async def test_a_call_that_never_returns_is_left_behind(
     stuck: tuple[FakeLibrary, threading.Event], source: NvmlSource, clock: Clock
 ) -> None:
+    """D15: a call that hangs is left behind; at most one thread more."""
     library, event = stuck
     assert (await source.read()).fault is None
     library.hang["nvmlDeviceGetMemoryInfo_v2"] = event
@@ -161,6 +165,7 @@ async def test_a_cancelled_read_leaves_the_source_usable(
 
 
 async def test_release_gives_the_card_back_until_it_is_acquired(install: Install, source: NvmlSource) -> None:
+    """D16: every handle is given back on request, and taken again on request."""
     library = install(*cards(1))
     await source.read()
     await source.release()

@@ -39,7 +39,8 @@ class Fed:
 
     def __init__(self) -> None:
         self.now = 1000.0
-        self.gate = Gate(GateConfig())
+        self.arrived = 0
+        self.gate = Gate(GateConfig(max_num_seqs=256))
         self.keeper = Gatekeeper(self.gate, lambda: self.now)
         self.overrides = Overrides(bounds(0.0, 0.5), 86400.0)
         self.reading = GpuReading()
@@ -74,6 +75,7 @@ class Fed:
 
     def step(self, *events: Event, seconds: float = 0.2) -> None:
         for event in events:
+            self.arrived += isinstance(event, Arrived)
             self.keeper.handle(event)
         self.now += seconds
 
@@ -108,6 +110,24 @@ class Fed:
         self.step(*(Progressed(name, output) for name in names if name in self.gate.ledger))
         self.step(*(Ended(n, EndReason.FINISHED, output, prompt) for n in names if n in self.gate.ledger))
 
+    def prompts(self, count: int) -> None:
+        """Prompts whose first tokens come a second apart, the next one always waiting."""
+        shape = Shape(route="completions", model="tiny", prompts=(64,), asked_output=64, stream=True)
+        names = [f"prompt-{self.now}-{number}" for number in range(count)]
+        for number, name in enumerate(names):
+            self.step(Arrived(name, shape), seconds=1.0)
+            if number:
+                self.step(Progressed(names[number - 1], 1), seconds=0.01)
+        self.step(*(Ended(name, EndReason.FINISHED, 1, 64) for name in names if name in self.gate.ledger))
+
+    def slow_answer(self) -> None:
+        """A stream far below the target between tokens."""
+        shape = Shape(route="completions", model="tiny", prompts=(64,), asked_output=64, stream=True)
+        self.step(Arrived("slow", shape))
+        for _ in range(12):
+            self.step(Progressed("slow", 1), Ticked(), seconds=0.5)
+        self.step(Ended("slow", EndReason.FINISHED, 12, 64))
+
 
 def fed() -> Fed:
     """Everything that can happen, once or more."""
@@ -128,6 +148,8 @@ def fed() -> Fed:
     made.overrides.set(
         "margin", 0.12, ttl_s=600, reason="night", actor="me", now_mono=made.now, now_wall=WALL
     )
+    made.prompts(10)
+    made.slow_answer()
     _data_plane(made.metrics, (0.00002, 0.0007, 0.004, 0.4, 90.0, 900.0))
     return made
 

@@ -39,6 +39,7 @@ def test_the_file_is_what_the_generator_writes() -> None:
 
 
 def test_identity() -> None:
+    """F15, F14: stable uid, no numeric id, no __inputs, a schema that Grafana 10 takes."""
     assert BOARD["uid"] == "kvctl-overview"
     assert BOARD["schemaVersion"] == 39
     assert {"kvctl", "vllm"} <= set(BOARD["tags"])
@@ -47,6 +48,7 @@ def test_identity() -> None:
 
 
 def test_no_datasource_but_the_variable() -> None:
+    """F14, F15: every datasource is the variable, nowhere a literal uid."""
     sources = [value for key, value in everything(BOARD) if key == "datasource"]
     assert len(sources) > len(SHOWN)
     assert all(source == {"type": "prometheus", "uid": "${datasource}"} for source in sources)
@@ -54,6 +56,7 @@ def test_no_datasource_but_the_variable() -> None:
 
 
 def test_variables_narrow_one_another() -> None:
+    """F14: the first variable is of type datasource."""
     variables = BOARD["templating"]["list"]
     assert [variable["name"] for variable in variables] == ["datasource", "job", "instance", "engine"]
     assert variables[0]["type"] == "datasource"
@@ -74,6 +77,7 @@ def test_every_panel_is_complete(panel: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("panel", SHOWN, ids=lambda panel: str(panel["title"]))
 def test_rates_have_points_at_scrapes_of_a_minute(panel: dict[str, Any]) -> None:
+    """F16: every rate has a minimum step that fits scrapes of 60 s."""
     for target in panel["targets"]:
         if "rate_interval" in target["expr"]:
             # Grafana: $__rate_interval is at least four times the query's least step, where it has one
@@ -85,6 +89,7 @@ def test_rates_have_points_at_scrapes_of_a_minute(panel: dict[str, Any]) -> None
 
 @pytest.mark.parametrize("panel", SHOWN, ids=lambda panel: str(panel["title"]))
 def test_every_query_is_bound_to_the_variables(panel: dict[str, Any]) -> None:
+    """F16: windows are the rate-interval variable, never fixed."""
     for target in panel["targets"]:
         selectors = re.findall(r"kvctl_\w+\{([^}]*)\}", target["expr"])
         assert selectors
@@ -139,6 +144,7 @@ def test_annotations_ask_for_known_metrics() -> None:
     ],
 )
 def test_a_panel_that_would_be_empty_or_wrong_fails(expr: str, message: str) -> None:
+    """F17: rated gauges, unrated counters and summed ratios do not get into a dashboard."""
     check(GOOD)
     with pytest.raises(PanelError, match=message):
         check(replace(GOOD, queries=(Query(expr=expr, legend=""),)))
@@ -164,6 +170,7 @@ def test_the_engine_is_selected_only_where_it_is_a_label() -> None:
 
 
 def test_provisioning_fixes_no_datasource_uid() -> None:
+    """F14: provisioned from disk with any datasource uid."""
     for path in FOLDER.glob("provisioning/**/*.yml"):
         assert not re.search(r"^\s*uid:", path.read_text(), re.MULTILINE)
 

@@ -36,6 +36,7 @@ def promtool_check(page: bytes) -> tuple[int, str]:
 @needs_promtool
 @pytest.mark.parametrize("made", [Fed, fed], ids=["at the start", "after everything"])
 def test_promtool_finds_nothing_to_say(made: Callable[[], Fed]) -> None:
+    """F17: names and units as promtool wants them."""
     assert promtool_check(made().metrics.render()) == (0, "")
 
 
@@ -127,6 +128,7 @@ def test_every_legend_has_its_labels(prometheus: Prometheus) -> None:
 
 
 def test_shares_are_shares(prometheus: Prometheus) -> None:
+    """F17: no panel in per cent leaves 0..1 on a real Prometheus."""
     for query in (query for panel in PANELS if panel.unit == "percentunit" for query in panel.queries):
         for series in prometheus.query(expand(expression(query), ".*")):
             value = float(series["value"][1])

@@ -1,18 +1,24 @@
 """The units as systemd reads them, the sample files as systemd and docker do, and the notify protocol."""
 
+import asyncio
 import os
 import re
 import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from kvctl.settings import load
+from kvctl.control.gatekeeper import Gatekeeper
+from kvctl.control.ticker import Ticker
+from kvctl.core.gate import Gate
+from kvctl.core.supply import GateConfig
+from kvctl.settings.loading import load
 from kvctl.systemd_notify import Notifier
 
 FOLDER = Path(__file__).parents[2] / "systemd"
@@ -42,6 +48,7 @@ def test_verify(unit: Path) -> None:
 
 @needs_analyze
 def test_exposure(unit: Path) -> None:
+    """F01: hardened, by systemd's own score."""
     done = subprocess.run(
         ["systemd-analyze", "security", "--offline=true", "--threshold=20", "--no-pager", unit],
         capture_output=True,
@@ -49,6 +56,49 @@ def test_exposure(unit: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout[-300:] + done.stderr
+
+
+def all_of(key: str) -> list[str]:
+    """Every value that the unit gives to ``key``."""
+    lines = (FOLDER / "kvctl.service").read_text(encoding="utf-8").splitlines()
+    return [line.partition("=")[2] for line in lines if line.startswith(f"{key}=")]
+
+
+def test_the_cards_device_classes_are_let_in() -> None:
+    """F01: closed but for exactly what NVML opens, MIG's capabilities included."""
+    assert all_of("DevicePolicy") == ["closed"]
+    assert "PrivateDevices" not in settings_of_unit()
+    assert set(all_of("DeviceAllow")) == {
+        "char-nvidia rw",
+        "char-nvidia-frontend rw",
+        "char-nvidiactl rw",
+        "char-nvidia-caps r",
+    }
+
+
+def test_the_cards_are_waited_for_and_not_required() -> None:
+    """D24: after the persistence service, but a machine without it starts kvctl all the same."""
+    assert "nvidia-persistenced.service" in settings_of_unit()["After"].split()
+    assert not {"Requires", "BindsTo", "Requisite"} & settings_of_unit().keys()
+
+
+def test_the_unit_says_what_the_program_does() -> None:
+    """F05, F13, F23: notify without a reload that nobody would answer; descriptors; no limit on restarts."""
+    unit = settings_of_unit()
+    assert (unit["Type"], unit["NotifyAccess"]) == ("notify", "main")
+    assert "ExecReload" not in unit
+    assert int(unit["LimitNOFILE"]) >= 65536
+    assert (unit["Restart"], unit["StartLimitIntervalSec"]) == ("always", "0")
+
+
+def test_only_declared_folders_are_written() -> None:
+    """F10: the defaults lie in the unit's own State and Runtime directories; all else is read-only."""
+    unit, settings = settings_of_unit(), load(None, {"KVCTL_ENGINE_URL": "http://h:1"})
+    assert unit["ProtectSystem"] == "strict"
+    assert "ReadWritePaths" not in unit
+    fields = type(settings).model_fields
+    assert fields["state_dir"].default == Path("/var/lib") / unit["StateDirectory"]
+    assert fields["admin_socket"].default.parent == Path("/run") / unit["RuntimeDirectory"]
 
 
 def test_the_stop_outlasts_the_drain() -> None:
@@ -65,6 +115,7 @@ def test_memory_is_above_the_body_bound() -> None:
 
 @pytest.mark.skipif(shutil.which("systemd-sysusers") is None, reason="systemd-sysusers is not installed")
 def test_the_user_is_made(tmp_path: Path) -> None:
+    """F02: the unit's user and group are those that the package makes."""
     (tmp_path / "etc").mkdir()
     subprocess.run(
         ["systemd-sysusers", f"--root={tmp_path}", FOLDER / "kvctl.sysusers"], capture_output=True, check=True
@@ -82,6 +133,7 @@ def env_lines(*, with_examples: bool) -> dict[str, str]:
 
 
 def test_the_sample_environment_is_the_same_for_systemd_docker_and_a_shell() -> None:
+    """F08: the sample file means the same to systemd, docker and sh."""
     shell = subprocess.run(
         ["sh", "-c", f"set -a; . {FOLDER / 'kvctl.env'}; env"],
         capture_output=True,
@@ -134,21 +186,21 @@ def test_a_life(manager: socket.socket) -> None:
     notifier.ready("budget 1")
     notifier.status("budget 1")
     notifier.status("budget\n2")
-    notifier.reloading()
-    notifier.ready()
     notifier.stopping("draining")
     notifier.extend_timeout(1.5)
     notifier.close()
     notifier.status("after the end")
-    first, second, third, *rest = heard(manager)
-    assert (first, second) == ("READY=1\nSTATUS=budget 1", "STATUS=budget 2")
-    assert re.fullmatch(r"RELOADING=1\nMONOTONIC_USEC=\d+", third)
-    assert rest == ["READY=1", "STOPPING=1\nSTATUS=draining", "EXTEND_TIMEOUT_USEC=1500000"]
+    assert heard(manager) == [
+        "READY=1\nSTATUS=budget 1",
+        "STATUS=budget 2",
+        "STOPPING=1\nSTATUS=draining",
+        "EXTEND_TIMEOUT_USEC=1500000",
+    ]
 
 
 @pytest.mark.parametrize("usec", [500_000, 10_000_000])
 def test_the_watchdog_is_fed_in_time_and_not_too_often(manager: socket.socket, usec: int) -> None:
-    """Ticks at 20 ms: no gap is longer than half the deadline, and most ticks send nothing."""
+    """F03: ticks at 20 ms: no gap is longer than half the deadline, and most ticks send nothing."""
     notifier = Notifier(env_of(manager, WATCHDOG_USEC=str(usec), WATCHDOG_PID=str(os.getpid())))
     sent, now = [0.0], 0.0
     while now < 4 * usec / 1e6:
@@ -162,11 +214,28 @@ def test_the_watchdog_is_fed_in_time_and_not_too_often(manager: socket.socket, u
     assert 10 < len(sent) < 30
 
 
+async def test_a_loop_that_hangs_is_not_alive(manager: socket.socket) -> None:
+    """F03: pings come from finished ticks: a loop blocked for three deadlines sends none."""
+    notifier = Notifier(env_of(manager, WATCHDOG_USEC="60000"))
+    keeper = Gatekeeper(Gate(GateConfig()), time.monotonic)
+    ticker = Ticker(keeper, 0.005, lambda _: notifier.alive(time.monotonic()))
+    ticker.start()
+    async with asyncio.timeout(10):
+        while "WATCHDOG=1" not in heard(manager):  # noqa: ASYNC110 - what is looked at has no event
+            await asyncio.sleep(0.005)
+    heard(manager)
+    time.sleep(0.18)  # noqa: ASYNC251 - the hang that is to be seen
+    assert heard(manager) == []
+    await ticker.close()
+    notifier.close()
+
+
 @pytest.mark.parametrize(
     "more",
     [{}, {"WATCHDOG_USEC": "0"}, {"WATCHDOG_USEC": "x"}, {"WATCHDOG_USEC": "1000", "WATCHDOG_PID": "1"}],
 )
 def test_no_watchdog_that_is_not_ours(manager: socket.socket, more: dict[str, str]) -> None:
+    """F03, F04: another process's watchdog is not fed."""
     notifier = Notifier(env_of(manager, **more))
     notifier.alive(1.0)
     assert heard(manager) == []
@@ -174,6 +243,7 @@ def test_no_watchdog_that_is_not_ours(manager: socket.socket, more: dict[str, st
 
 
 def test_helpers_do_not_inherit_it(manager: socket.socket) -> None:
+    """F04: the notify socket is taken out of the environment before any helper starts."""
     script = (
         "import os\nfrom kvctl.systemd_notify import Notifier\nn = Notifier()\nn.ready()\n"
         "print([k for k in os.environ if k.startswith(('NOTIFY', 'WATCHDOG'))])"

@@ -12,13 +12,13 @@ from typing import Any
 from kvctl.control.gatekeeper import Gatekeeper
 from kvctl.core.events import Command, DrainChanged, EngineDescribed, LeaseEnded
 from kvctl.core.gate import Gate
-from kvctl.core.outcomes import EndReason, Policy
+from kvctl.core.outcomes import EndReason, Policy, ProxyFault
 from kvctl.core.supply import GateConfig
 from kvctl.core.telemetry import EngineInfo
 from kvctl.engines.vllm import VLLM
 from kvctl.proxy.bodies import Reader
 from kvctl.proxy.pool import Upstream
-from kvctl.proxy.seams import ProxyConfig, ProxyFault, Served
+from kvctl.proxy.seams import ProxyConfig, Served
 from kvctl.proxy.server import Proxy
 from kvctl.tokens.base import Count, CountMethod
 
@@ -210,13 +210,15 @@ class Recorder:
 
     records: list[Served] = field(default_factory=list)
     faults: list[ProxyFault] = field(default_factory=list)
+    methods: list[CountMethod] = field(default_factory=list)
     admissions: int = 0
 
     def served(self, record: Served) -> None:
         self.records.append(record)
 
     def counted(self, method: CountMethod, seconds: float) -> None:
-        del method, seconds
+        del seconds
+        self.methods.append(method)
 
     def decided(self, seconds: float) -> None:
         del seconds
@@ -306,6 +308,8 @@ async def rig(
     ready: Callable[[], tuple[bool, str]] = lambda: (True, "up"),
     ssl: SSLContext | None = None,
     policy: Policy = Policy.FORECAST,
+    reader: Reader | None = None,
+    context: int = 8192,
     **upstream_options: Any,
 ) -> AsyncIterator[Rig]:
     """The whole thing, started; stopped and checked for a zero ledger at the end."""
@@ -315,14 +319,13 @@ async def rig(
     ended: list[LeaseEnded] = []
     seen = Recorder()
 
-    def observe(command: Command, now: float) -> None:
-        del now
+    def observe(command: Command) -> None:
         if isinstance(command, LeaseEnded):
             ended.append(command)
 
     loop = asyncio.get_running_loop()
     keeper = Gatekeeper(gate, loop.time, [observe])
-    keeper.handle(EngineDescribed(EngineInfo(models=("m",), context_tokens=8192)))
+    keeper.handle(EngineDescribed(EngineInfo(models=("m",), context_tokens=context)))
     adapter = VLLM()
     upstream = Upstream(
         url.format(port=engine.port),
@@ -333,7 +336,7 @@ async def rig(
         keeper=keeper,
         upstream=upstream,
         engine=adapter,
-        reader=Reader(WordCounter(), adapter),
+        reader=reader or Reader(WordCounter(), adapter),
         config=config or ProxyConfig(),
         metrics=seen,
         ready=ready,

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from kvctl.engines.base import Api, Route, Treatment
 from kvctl.engines.vllm import VLLM
-from kvctl.proxy.bodies import BadRequest, Parsed, Reader
+from kvctl.proxy.bodies import Parsed, Reader
 from kvctl.proxy.errors import bad_request
+from kvctl.proxy.limits import BadRequest
 from kvctl.tokens.base import CountMethod
 from kvctl.tokens.chain import ChainCounter
 from kvctl.tokens.load import load_counter
@@ -112,6 +113,7 @@ NUMBERS: list[tuple[Any, int | None]] = [
 async def test_limits_are_read_as_the_engine_reads_them(
     reader: Reader, target: Route, value: Any, read_as: int | None
 ) -> None:
+    """A16: '100' and true are numbers to the engine, null is absent, a huge value is held to a finite one."""
     body = {"messages": [USER], "prompt": "hi", "max_tokens": value}
     assert (await parsed(reader, target, body)).shape.asked_output == read_as
 
@@ -143,6 +145,7 @@ WRONG: list[tuple[Any, str, str, str]] = [
 async def test_what_the_engine_refuses_is_refused_in_its_words(
     reader: Reader, field: str, case: tuple[Any, str, str, str]
 ) -> None:
+    """A16: 1.5, 1e308 and text that is no number never reach the budget's arithmetic."""
     value, kind, message, shown = case
     error = await refused(reader, TEXT, {"prompt": "hi", field: value})
     line = {"type": kind, "loc": f"body.{field}", "msg": message, "input": shown}
@@ -157,6 +160,7 @@ async def test_what_the_engine_refuses_is_refused_in_its_words(
 @pytest.mark.parametrize("value", [0, -1, -186, False, "-5"])
 @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
 async def test_nothing_below_one(reader: Reader, field: str, value: Any) -> None:
+    """A16: -186 (a context minus a prompt, by a client) is a 400 and no negative claim."""
     error, number = await refused(reader, CHAT, {"messages": [USER], field: value}), int(value)
     assert error == {
         "message": f"max_tokens must be at least 1, got {number}. (parameter=max_tokens, value={number})",
@@ -194,8 +198,39 @@ async def test_scoring_generates_nothing(reader: Reader) -> None:
     [(2, 1, 2), (1, 8, 8), (None, 3, 3), (2, "4", 4), (2, None, 2), (2, "x", 2), (2, -7, 2)],
 )
 async def test_best_of(reader: Reader, n: int | None, best_of: Any, sequences: int) -> None:
+    """A18: n=2 best_of=1 is two sequences, n=1 best_of=8 is eight."""
     body = {"prompt": "hi", "best_of": best_of} | ({} if n is None else {"n": n})
     assert (await parsed(reader, TEXT, body)).shape.n == sequences
+
+
+@pytest.mark.parametrize(
+    ("target", "asked", "bad"),
+    [
+        (TEXT, {"prompt_logprobs": -1}, "prompt_logprobs"),
+        (TEXT, {"prompt_logprobs": "21"}, "prompt_logprobs"),
+        (TEXT, {"logprobs": 21}, "logprobs"),
+        (CHAT, {"logprobs": True, "top_logprobs": 100_000}, "top_logprobs"),
+        (CHAT, {"prompt_logprobs": -1}, "prompt_logprobs"),
+        (TEXT, {"prompt_logprobs": 5, "logprobs": 20}, None),
+        (CHAT, {"logprobs": True, "top_logprobs": 20}, None),
+        (CHAT, {"logprobs": None, "prompt_logprobs": None}, None),
+        (TEXT, {"prompt_logprobs": -2}, None),
+        (TEXT, {"logprobs": "many"}, None),
+    ],
+)
+async def test_logprobs_are_bounded_apart_from_the_budget(
+    counter: ChainCounter, target: Route, asked: Json, bad: str | None
+) -> None:
+    """A22: the whole vocabulary, or more than the operator allows, is a 400 that says why."""
+    reader = Reader(counter, VLLM(), max_logprobs=20)
+    body = {"messages": [USER], "prompt": "hi"} | asked
+    if bad is None:
+        await parsed(reader, target, body)
+        return
+    error = await refused(reader, target, body)
+    assert (error["param"], error["code"]) == (bad, 400)
+    assert "GPU memory beside the KV cache" in error["message"]
+    await parsed(Reader(counter, VLLM(), max_logprobs=None), target, body)
 
 
 # --- prompts ----------------------------------------------------------------------------------------
@@ -229,6 +264,7 @@ async def test_specials_as_the_body_says(reader: Reader, flag: Any) -> None:
 
 
 async def test_embeds_count_by_their_size_and_are_no_proof(reader: Reader) -> None:
+    """A33: 6 MB of base64 tensor are counted by their bytes, as rows, and never tokenised as text."""
     shape = (await parsed(reader, TEXT, {"prompt_embeds": "A" * 6_000_000})).shape
     assert (shape.prompts, shape.exact) == ((-(-4_500_000 // 512),), False)
     both = (await parsed(reader, TEXT, {"prompt": "a", "prompt_embeds": ["QQ==", "x"]})).shape
@@ -247,12 +283,14 @@ async def test_a_suffix_joins_the_prompt(reader: Reader) -> None:
     [None, "", [], 7, {}, [None], [{"x": 1}], ["a", ["b"]], [-1, 5], [[-3]], [99_999_999], [[1], [10**9]]],
 )
 async def test_prompts_that_the_engine_refuses(reader: Reader, prompt: Any) -> None:
+    """A20: ids below 0 or beyond the vocabulary, which take an engine down, are a 400 (empty prompts too)."""
     error = await refused(reader, TEXT, {"prompt": prompt})
     assert error["code"] == 400
     assert error["message"]
 
 
 async def test_ids_pass_where_the_vocabulary_is_not_known(counter: ChainCounter) -> None:
+    """A20: without a known vocabulary the ids are counted, not judged."""
     reader = Reader(counter, VLLM())
     assert (await parsed(reader, TEXT, {"prompt": [99_999_999]})).shape.prompts == (1,)
 
@@ -294,6 +332,7 @@ ODD_CHATS: list[Json] = [
 
 @pytest.mark.parametrize("message", ODD_CHATS)
 async def test_odd_chats_are_bounded_and_left_to_the_engine(reader: Reader, message: Json) -> None:
+    """A26: shapes that break a renderer get a bound, not an error; the engine judges them."""
     shape = (await parsed(reader, CHAT, {"messages": [message]})).shape
     assert not shape.exact
     assert shape.prompts[0] > 1
@@ -424,6 +463,7 @@ FUZZ = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCh
 @given(target=ROUTES, body=BODIES, valid=st.booleans())
 @FUZZ
 async def test_no_body_makes_it_raise(reader: Reader, target: Route, body: Json, valid: bool) -> None:
+    """A16, A26: no value or shape of any field makes counting raise or a claim negative."""
     if valid:
         body = {"messages": [USER], "prompt": "hi"} | body
     read = await reader.read(target, JSON, json.dumps(body).encode())

@@ -6,8 +6,8 @@ import os
 import random
 from collections.abc import Awaitable, Callable
 
-from kvctl.core.outcomes import EndReason
-from kvctl.proxy.seams import ProxyConfig, ProxyFault
+from kvctl.core.outcomes import EndReason, ProxyFault
+from kvctl.proxy.seams import ProxyConfig
 from tests.proxy.harness import (
     CHAT,
     CHAT_STREAM,

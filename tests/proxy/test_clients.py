@@ -1,10 +1,13 @@
 """What the openai client makes of it."""
 
 import asyncio
+from collections.abc import Mapping
+from typing import Any
 
 import openai
 import pytest
 
+from kvctl.core.outcomes import Policy
 from tests.proxy.harness import (
     DONE,
     LAST,
@@ -16,6 +19,7 @@ from tests.proxy.harness import (
     answering,
     chunk,
     event,
+    eventually,
     plain,
     rig,
 )
@@ -49,6 +53,8 @@ async def test_answers_arrive() -> None:
 
 
 async def test_b06_a_cut_stream_raises_in_the_client() -> None:
+    """B06: the openai client raises instead of taking a cut stream for an answer."""
+
     async def script(wire: Wire) -> None:
         await wire.request()
         await wire.send(STREAM_HEAD + chunk(event("a")))
@@ -61,6 +67,7 @@ async def test_b06_a_cut_stream_raises_in_the_client() -> None:
 
 
 async def test_b08_an_error_inside_a_good_stream_raises_in_the_client() -> None:
+    """B08: an error object in a 200 stream reaches the openai client as an error."""
     body = b'data: {"error":{"message":"too busy","code":503}}\n\n' + DONE
     async with rig(answering(STREAM_HEAD + chunk(body) + LAST)) as it:
         with pytest.raises(openai.APIError, match="too busy"):
@@ -73,3 +80,42 @@ async def test_never_is_not_tried_again() -> None:
             await plain_text(it, max_tokens=9000, retries=2)
         assert raised.value.code == "context_length_exceeded"
         assert len(it.seen.records) == 1
+
+
+async def test_e07_the_client_comes_back_when_it_is_told_to() -> None:
+    """E07: after a busy gate's 429 the openai client waits as long as it is told, and is served."""
+    hold, told = asyncio.Event(), list[tuple[float, Mapping[str, str]]]()
+    now = asyncio.get_running_loop().time
+
+    async def script(wire: Wire) -> None:
+        while True:
+            await wire.request()
+            await hold.wait()
+            await wire.send(plain(PLAIN))
+
+    async def noted(response: Any) -> None:
+        told.append((now(), response.headers))
+
+    big = b'{"model":"m","messages":[{"role":"user","content":"hi"}],"max_tokens":7000}'
+    async with rig(script, capacity=8000, policy=Policy.STATIC) as it:
+        first = asyncio.create_task(it.post(big))
+        await eventually(lambda: len(it.gate.ledger) == 1)
+        async with openai.AsyncOpenAI(
+            base_url=f"http://127.0.0.1:{it.port}/v1",
+            api_key="k",
+            max_retries=1,
+            http_client=openai.DefaultAsyncHttpxClient(event_hooks={"response": [noted]}),
+        ) as api:
+            call = asyncio.create_task(
+                api.chat.completions.create(
+                    model="m", messages=[{"role": "user", "content": "hi"}], max_tokens=7000
+                )
+            )
+            await eventually(lambda: len(told) == 1)
+            hold.set()
+            await first
+            await call
+        (refused_at, headers), (served_at, _) = told
+        assert 1 <= int(headers["retry-after"]) <= 60
+        assert served_at - refused_at >= int(headers["retry-after-ms"]) / 1000 * 0.98
+        assert [record.status for record in it.seen.records] == [429, 200, 200]

@@ -70,6 +70,7 @@ def test_a_prompt_that_is_too_long_by_itself_names_no_smaller_output() -> None:
 @pytest.mark.parametrize("reason", BY_DECISION[Decision.REJECT_LATER])
 @pytest.mark.parametrize("status", [429, 503, 529])
 def test_later_has_the_operators_status_and_a_time(reason: RejectReason, status: int) -> None:
+    """E11: not now is 429 by default, never a 5xx that ejects the host, unless the operator says so."""
     answer = refusal(
         Api.OPENAI, reject(reason, headroom_tokens=120, retry_after_s=1.2), overload_status=status
     )
@@ -79,11 +80,18 @@ def test_later_has_the_operators_status_and_a_time(reason: RejectReason, status:
     assert header(answer, "x-kvctl-headroom-tokens") == "120"
     assert header(answer, "x-should-retry") is None
     assert json.loads(answer.body)["error"]["code"] == reason
-    assert "9000" in message(Api.OPENAI, answer)
+    of_tokens = reason in {RejectReason.KV_BUDGET, RejectReason.TOO_LARGE_NOW}
+    assert ("9000" in message(Api.OPENAI, answer)) is of_tokens
+
+
+def test_every_reason_for_later_has_its_own_words() -> None:
+    texts = {message(Api.OPENAI, refusal(Api.OPENAI, reject(r))) for r in BY_DECISION[Decision.REJECT_LATER]}
+    assert len(texts) == len(BY_DECISION[Decision.REJECT_LATER])
 
 
 @pytest.mark.parametrize("reason", BY_DECISION[Decision.UNAVAILABLE])
 def test_unavailable_is_503_whatever_overload_is(reason: RejectReason) -> None:
+    """E11: 5xx is for an engine that cannot answer at all."""
     answer = refusal(Api.OPENAI, reject(reason, retry_after_s=5.0), overload_status=429)
     assert answer.status == 503
     assert header(answer, "Retry-After") == "5"
@@ -115,12 +123,14 @@ def test_every_unavailable_reason_has_its_own_words() -> None:
     ],
 )
 def test_retry_after_is_whole_and_within_bounds(seconds: float | None, whole: str, milliseconds: str) -> None:
+    """E07: whole seconds in 1..60 whatever the gate thought of."""
     answer = refusal(Api.OPENAI, reject(RejectReason.KV_BUDGET, retry_after_s=seconds))
     assert (header(answer, "Retry-After"), header(answer, "retry-after-ms")) == (whole, milliseconds)
 
 
 @given(st.floats())
 def test_no_time_breaks_the_header(seconds: float) -> None:
+    """E07: no number breaks the header, NaN and infinity included."""
     answer = refusal(Api.OPENAI, reject(RejectReason.KV_BUDGET, retry_after_s=seconds))
     assert 1 <= int(header(answer, "Retry-After") or 0) <= 60
     assert 1 <= int(header(answer, "retry-after-ms") or 0) <= 60_000

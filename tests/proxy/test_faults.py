@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import os
+import resource
 import socket
 
 import pytest
 
-from kvctl.core.outcomes import EndReason
-from kvctl.proxy.seams import ProxyConfig, ProxyFault
+from kvctl.core.outcomes import EndReason, ProxyFault
+from kvctl.proxy.seams import ProxyConfig
 from tests.proxy.harness import (
     CHAT,
     CHAT_STREAM,
@@ -96,6 +98,29 @@ async def test_engine_that_does_not_listen() -> None:
         assert answer.startswith(b"HTTP/1.1 503 ")
         assert b"Retry-After: " in answer
         assert b"x-kvctl-reason: engine_unreachable" in answer
+
+
+async def test_f13_own_want_of_descriptors_is_not_the_engines_fault() -> None:
+    """F13: no descriptor is left to reach the engine: 502, but it is not taken for dead, and it passes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    async with rig(says(plain(PLAIN), end="hang")) as it:
+        wire = await it.client()
+        await wire.send(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        await wire.reader.readuntil(b'"ok"}')
+        probe = os.dup(0)
+        os.close(probe)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (probe, hard))
+        try:
+            for _ in range(6):
+                await wire.send(post())
+                head = await wire.reader.readuntil(b"\r\n\r\n")
+                assert head.startswith(b"HTTP/1.1 502 ")
+                length = int(head.partition(b"Content-Length: ")[2].partition(b"\r")[0])
+                assert b"Too many open files" in await wire.reader.readexactly(length)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert (await it.post()).startswith(b"HTTP/1.1 200 ")
+        wire.close()
 
 
 TRUNCATED = {

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from kvctl.core.outcomes import EndReason
+from kvctl.core.outcomes import EndReason, ProxyFault
 from kvctl.proxy import pool
 from kvctl.proxy.pool import Upstream, parse_address
 from kvctl.proxy.response import BrokenError, ConnectError
-from kvctl.proxy.seams import ProxyFault
 from tests.proxy.harness import (
     PLAIN,
     FakeEngine,

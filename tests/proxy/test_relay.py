@@ -1,12 +1,14 @@
 """The engine's answers reach the client as they were sent."""
 
 import asyncio
+import gzip
 import hashlib
+import json
 
 import pytest
 
-from kvctl.core.outcomes import EndReason
-from kvctl.proxy.seams import ProxyFault
+from kvctl.core.outcomes import EndReason, ProxyFault
+from kvctl.proxy.seams import ProxyConfig
 from tests.proxy.harness import (
     CHAT,
     CHAT_STREAM,
@@ -60,6 +62,7 @@ async def test_plain_answer() -> None:
 
 
 async def test_stream_is_counted_and_relayed() -> None:
+    """B20: a streamed answer tells proxies in front not to buffer it."""
     async with rig(answering(STREAM_HEAD + chunk(STREAM) + LAST)) as it:
         status, lines, body = split(await it.post(CHAT_STREAM))
         assert status == b"HTTP/1.1 200 OK"
@@ -102,6 +105,69 @@ async def test_b12_compressed_body_stays_compressed() -> None:
         _, lines, got = split(await it.post())
         assert got == body
         assert b"content-encoding: gzip" in lines
+
+
+async def test_b12_compressed_stream_stays_compressed() -> None:
+    """B12: events in gzip are relayed as they are; what cannot be read is no error."""
+    body = gzip.compress(STREAM)
+    head = STREAM_HEAD[:-2] + b"content-encoding: gzip\r\n\r\n"
+    async with rig(answering(head + chunk(body) + LAST)) as it:
+        _, lines, got = split(await it.post(CHAT_STREAM))
+        assert gzip.decompress(dechunk(got)[0]) == STREAM
+        assert b"content-encoding: gzip" in lines
+        assert it.reasons == [EndReason.FINISHED]
+
+
+async def test_b20_every_event_is_sent_on_before_the_next_one_comes() -> None:
+    """B20: nothing is gathered: each event arrives while the engine waits to send the next."""
+    arrived = asyncio.Event()
+
+    async def script(wire: Wire) -> None:
+        await wire.request()
+        await wire.send(STREAM_HEAD)
+        for number in range(50):
+            await wire.send(chunk(event(str(number))))
+            await arrived.wait()
+            arrived.clear()
+        await wire.send(chunk(event("", "stop") + DONE) + LAST)
+        await wire.gone()
+
+    async with rig(script) as it:
+        wire = await it.client()
+        await wire.send(post(CHAT_STREAM))
+        head = await wire.reader.readuntil(b"\r\n\r\n")
+        assert b"X-Accel-Buffering: no" in head
+        assert b"Cache-Control: no-cache" in head
+        for number in range(50):
+            await wire.reader.readuntil(event(str(number)))
+            arrived.set()
+        await wire.reader.readuntil(LAST)
+        wire.close()
+
+
+@pytest.mark.parametrize("body", [CHAT, CHAT_STREAM], ids=["plain", "stream"])
+async def test_b18_no_time_ends_a_long_answer(body: bytes) -> None:
+    """B18: an answer outlasts every time limit there is; silence has none unless the operator sets it."""
+    config = ProxyConfig(header_timeout=0.05, body_timeout=0.05, keepalive_timeout=0.05)
+    events = [chunk(event(str(number))) for number in range(8)]
+
+    async def script(wire: Wire) -> None:
+        await wire.request()
+        if body == CHAT:
+            await asyncio.sleep(0.4)
+            await wire.send(plain(PLAIN))
+        else:
+            await wire.send(STREAM_HEAD)
+            for piece in events:
+                await asyncio.sleep(0.05)
+                await wire.send(piece)
+            await wire.send(chunk(event("", "stop") + DONE) + LAST)
+        await wire.gone()
+
+    async with rig(script, config=config, connect_timeout=0.1) as it:
+        answer = await it.post(body)
+        assert answer.endswith(PLAIN if body == CHAT else LAST)
+        assert it.reasons == [EndReason.FINISHED]
 
 
 @pytest.mark.parametrize(
@@ -293,11 +359,25 @@ async def test_tokens_reach_the_ledger_while_they_come() -> None:
 
 
 async def test_passed_routes_hold_no_lease() -> None:
+    """A28: what only counts (tokenize, count_tokens) is passed and not charged."""
     async with rig(answering(plain(b'{"count":1}'))) as it:
         _, _, body = split(await it.post(b'{"prompt":"x"}', "/tokenize"))
         assert body == b'{"count":1}'
         assert it.seen.admissions == 0
         assert it.ended == []
+
+
+async def test_a28_agents_do_not_get_past_the_gate_on_their_own_route() -> None:
+    """A28: generation in Anthropic's form is not metered, so it is refused in that form; counting passes."""
+    body = b'{"model":"m","max_tokens":8000,"system":[],"messages":[{"role":"user","content":"hi"}]}'
+    async with rig(answering(plain(b'{"input_tokens":3}'))) as it:
+        status, _, refused = split(await it.post(body, "/v1/messages"))
+        assert status.startswith(b"HTTP/1.1 404 ")
+        assert json.loads(refused)["type"] == "error"
+        assert it.engine.accepted == 0
+        _, _, counted = split(await it.post(body, "/v1/messages/count_tokens"))
+        assert counted == b'{"input_tokens":3}'
+        assert (it.seen.admissions, it.ended) == (0, [])
 
 
 async def test_b31_preflight_passes_without_charge() -> None:

@@ -2,14 +2,18 @@
 
 import asyncio
 import json
+import resource
 import ssl
+import time
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 
-from kvctl.core.outcomes import Policy, RejectReason
-from kvctl.proxy.seams import ProxyConfig, ProxyFault
-from kvctl.proxy.server import split_listen
+from kvctl.core.outcomes import Policy, ProxyFault, RejectReason
+from kvctl.proxy.relay import Written
+from kvctl.proxy.seams import ProxyConfig
+from kvctl.proxy.server import ClientServer, most_connections, split_listen
 from tests.proxy.harness import (
     CHAT,
     CHAT_STREAM,
@@ -76,10 +80,83 @@ async def test_b22_complaints_do_not_fill_the_log(caplog: pytest.LogCaptureFixtu
         assert len(it.seen.faults) == 20
 
 
+SECRETIVE = {
+    "in a header": b"GET /v1/models HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer SECRET\x01\r\n\r\n",
+    "without a colon": b"GET /v1/models HTTP/1.1\r\nHost: x\r\nBearer SECRET\r\n\r\n",
+    "for a method": b"SECRET is what I wanted to say\r\n\r\n",
+    "in the path": b"GET /SECRET\x00 HTTP/1.1\r\nHost: x\r\n\r\n",
+    "for a chunk size": MALFORMED["bad chunks"].replace(b"zz", b"SECRET"),
+    "behind a chunk": MALFORMED["bad chunks"].replace(b"zz", b"2\r\nSECRET"),
+    "in a long header": b"GET /v1/models HTTP/1.1\r\nHost: x\r\nSECRET " + b"S" * 60_000 + b"\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("data", SECRETIVE.values(), ids=SECRETIVE)
+async def test_what_a_malformed_request_held_is_not_logged(
+    data: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    async with rig(ENGINE) as it:
+        answer = await it.talk(data)
+        assert len(answer) < 1500
+    assert "refused a request that is not HTTP" in caplog.text
+    assert "SECRET" not in caplog.text
+
+
+async def test_descriptors_are_left_for_telemetry_and_admin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients beyond what the descriptors allow are told so, and let in again once others left."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (40, 40))
+    async with rig(ENGINE) as it:
+        idle = [await it.client() for _ in range(9)]
+        assert (await it.post(CHAT)).startswith(b"HTTP/1.1 200 ")
+        idle.append(await it.client())
+        over = await it.client()
+        async with asyncio.timeout(5):
+            answer = await over.reader.read()
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b"Retry-After: 1\r\n" in answer
+        assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "too_many_connections"
+        assert it.seen.faults == [ProxyFault.TOO_MANY_CONNECTIONS]
+        for wire in (over, *idle):
+            wire.close()
+        await asyncio.sleep(0.1)
+        assert (await it.post(CHAT)).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize(("descriptors", "most"), [(64, 16), (1024, 480), (65536, 32736), (-1, 524256)])
+def test_clients_take_two_descriptors_each(descriptors: int, most: int) -> None:
+    assert most_connections(descriptors) == most
+
+
+async def test_a_client_that_takes_nothing_cannot_keep_a_closing_connection() -> None:
+    """Closing waits for what was written to leave, which is for ever where the client never reads."""
+
+    async def handler(request: web.BaseRequest) -> Written:
+        assert request.transport is not None
+        request.transport.write(b"x" * 64_000_000)  # more than any kernel takes
+        return Written(200, keep_alive=False)
+
+    async with rig(ENGINE) as it:
+        server = ClientServer(handler, ProxyConfig(client_write_timeout=60.0), it.seen)
+        listener = await asyncio.get_running_loop().create_server(server, "127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection(*listener.sockets[0].getsockname(), limit=1024)
+        writer.write(get("/v1/models"))
+        async with asyncio.timeout(5):
+            await reader.read(1)
+        now = time.monotonic()
+        for later, still in ((0, 1), (59, 1), (61, 0)):
+            server.close_late(now + later, 1000.0)
+            await asyncio.sleep(0.05)
+            assert server.open == still
+        writer.close()
+        listener.close()
+
+
 SMALL = ProxyConfig(max_body_bytes=1000, max_body_bytes_total=1500)
 
 
 async def test_declared_body_above_the_limit_is_refused_unread() -> None:
+    """B14: above the configured limit: 413 in the API's shape, before the body is read."""
     async with rig(ENGINE, config=SMALL) as it:
         head = post(b"").replace(b"Content-Length: 0", b"Content-Length: 1001")
         answer = await it.answer(head)
@@ -165,6 +242,61 @@ async def test_b24_a_body_above_the_limit_is_not_invited() -> None:
         assert (await it.answer(head)).startswith(b"HTTP/1.1 413 ")
 
 
+BIG = b'{"model":"m","messages":[{"role":"user","content":"hi"}],"max_tokens":7000}'
+
+
+async def test_b24_b31_while_the_budget_is_spent() -> None:
+    """B24, B31: Expect gets one 100 and the 429; a preflight passes, and what it allowed is on the 429."""
+    hold = asyncio.Event()
+
+    async def script(wire: Wire) -> None:
+        while True:
+            if (await wire.request()).line.startswith(b"OPTIONS"):
+                await wire.send(plain(b"", "200 OK", b"access-control-allow-origin: http://ui"))
+                continue
+            await hold.wait()
+            await wire.send(plain(PLAIN))
+
+    async with rig(script, capacity=8000, policy=Policy.STATIC) as it:
+        first = asyncio.create_task(it.post(BIG))
+        await eventually(lambda: len(it.gate.ledger) == 1)
+        preflight = await it.talk(get("/v1/chat/completions", b"Origin: http://ui", method="OPTIONS"))
+        assert preflight.startswith(b"HTTP/1.1 200 ")
+        wire = await it.client()
+        expecting = post(BIG, "/v1/chat/completions", b"Expect: 100-continue", b"Origin: http://ui")
+        head, _, body = expecting.partition(b"\r\n\r\n")
+        await wire.send(head + b"\r\n\r\n")
+        assert await wire.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        await wire.send(body)
+        refused = await wire.reader.readuntil(b"\r\n\r\n")
+        assert refused.startswith(b"HTTP/1.1 429 ")
+        assert b"Access-Control-Allow-Origin: http://ui" in refused
+        assert b"Access-Control-Expose-Headers: Retry-After" in refused
+        wire.close()
+        hold.set()
+        assert (await first).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_e12_probes_answer_while_the_budget_is_spent() -> None:
+    """E12: a full gate is alive and ready: refusing is its work, not a fault to restart it for."""
+    hold = asyncio.Event()
+
+    async def script(wire: Wire) -> None:
+        await wire.request()
+        await hold.wait()
+        await wire.send(plain(PLAIN))
+
+    async with rig(script, capacity=8000, policy=Policy.STATIC) as it:
+        first = asyncio.create_task(it.post(BIG))
+        await eventually(lambda: len(it.gate.ledger) == 1)
+        for _ in range(10):
+            assert (await it.post(BIG)).startswith(b"HTTP/1.1 429 ")
+            for path in ("/healthz", "/readyz"):
+                assert (await it.talk(get(path))).startswith(b"HTTP/1.1 200 ")
+        hold.set()
+        await first
+
+
 async def test_own_routes_live_apart_from_the_engine() -> None:
     """E12: alive while the engine is not; ready says why it is not."""
     async with rig(ENGINE, url="http://127.0.0.1:1", ready=lambda: (False, "engine_unreachable")) as it:
@@ -228,7 +360,7 @@ async def test_refusals_of_the_gate() -> None:
         never = await it.post(big.replace(b"7000", b"9000"))
         assert never.startswith(b"HTTP/1.1 400 ")
         assert b"retry-after" not in never.lower()
-        assert it.seen.records[-1].reject is RejectReason.CONTEXT
+        assert it.seen.records[-1].reject is RejectReason.CAPACITY  # tighter than the context here
         busy = await it.post(big)
         waits = [line for line in busy.split(b"\r\n") if line.lower().startswith(b"retry-after:")]
         assert 1 <= int(waits[0].partition(b":")[2]) <= 60

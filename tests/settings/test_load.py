@@ -11,10 +11,15 @@ from pathlib import Path
 import pytest
 
 from kvctl.core.outcomes import Policy
-from kvctl.settings import SPECS, Address, Layer, Settings, SettingsError, load, socket_of, usual
+from kvctl.settings import usual
 from kvctl.settings.document import as_document
+from kvctl.settings.errors import SettingsError
+from kvctl.settings.loading import load
+from kvctl.settings.model import SPECS, Layer, Settings
 from kvctl.settings.reference import renewed
 from kvctl.settings.surroundings import warnings
+from kvctl.settings.units import Address
+from kvctl.settings.usual import socket_of
 
 URL = {"KVCTL_ENGINE_URL": "http://127.0.0.1:8000"}
 ROOT = Path(__file__).parents[2]
@@ -197,17 +202,20 @@ def test_bad_values_say_what_to_write(config: Path, content: str, expected: str)
 
 @pytest.mark.parametrize("given", ["30   # note", "$HOME/x", "${HOME}", "", '""'])
 def test_what_env_files_get_wrong(given: str) -> None:
+    """F08: inline comments, $HOME and empty values are named with variable and text."""
     text = fault(env=URL | {"KVCTL_TOKENIZER": given})
     assert text.startswith(f"environment: KVCTL_TOKENIZER = {given.strip(chr(34))!r} ")
 
 
 @pytest.mark.parametrize("given", ['"0.15"', "'15%'", " 0.15 ", '" 15% "'])
 def test_quotes_that_docker_leaves_in(given: str) -> None:
+    """F09: quotes that docker leaves around a value are taken off."""
     assert load(None, URL | {"KVCTL_MARGIN": given}).margin == pytest.approx(0.15)
 
 
 @pytest.mark.parametrize("given", ['"0.15', "0.15'", "0,15"])
 def test_halves_of_quotes_are_refused(given: str) -> None:
+    """F09: half a pair of quotes is refused, not guessed."""
     assert fault(env=URL | {"KVCTL_MARGIN": given}).startswith(f"environment: KVCTL_MARGIN = {given!r} ")
 
 
@@ -233,7 +241,8 @@ def test_a_file_may_be_a_pipe(config: Path) -> None:
 
 AS_SOMEBODY = """
 import os, pathlib, sys
-from kvctl.settings import SettingsError, load
+from kvctl.settings.errors import SettingsError
+from kvctl.settings.loading import load
 if os.geteuid() == 0:
     os.setgroups([]); os.setgid(65534); os.setuid(65534)
 try:
@@ -244,6 +253,7 @@ except SettingsError as error:
 
 
 def test_a_file_that_is_not_for_us() -> None:
+    """F10: a configuration that only root may read is one error, with the remedy."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         config = Path(folder) / "kvctl.toml"

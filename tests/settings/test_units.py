@@ -67,6 +67,7 @@ def test_no_sizes(given: object) -> None:
     ("given", "share"), [("8%", 0.08), ("0.15", 0.15), (0.5, 0.5), ("12.5 %", 0.125), (".5", 0.5), (0, 0)]
 )
 def test_ratios(given: object, share: float) -> None:
+    """F09: 0.15 and 15% are the same share."""
     assert units.ratio(given) == pytest.approx(share)
 
 
@@ -89,6 +90,7 @@ def test_ratios(given: object, share: float) -> None:
     ],
 )
 def test_no_ratios(given: object, text: str) -> None:
+    """F09: 0,15 is refused with what to write instead."""
     with pytest.raises(ValueError, match=text):
         units.ratio(given)
 
@@ -144,6 +146,7 @@ def test_no_addresses(given: object) -> None:
     ],
 )
 def test_every_way_to_write_a_base_url(given: str, base: str) -> None:
+    """B28: with and without /v1, with and without a slash: one base."""
     assert units.base_url(given) == base
 
 
@@ -168,6 +171,7 @@ def test_every_way_to_write_a_base_url(given: str, base: str) -> None:
     ],
 )
 def test_no_base_urls(given: object, text: str) -> None:
+    """B28: what is no base URL fails at the start, with a message."""
     with pytest.raises(ValueError, match=text):
         units.base_url(given)
 

@@ -50,6 +50,7 @@ async def test_a_path_counts_locally(local: ChainCounter) -> None:
 
 
 async def test_the_engine_counts_what_the_template_refuses(tmp_path: Path) -> None:
+    """A27: a strict template refuses two user turns; the engine is asked, and the fallback is counted."""
     counter = load_counter(str(write(tmp_path, {"chat_template": STRICT})), ask=engine_says_42)
     count = await counter.count_chat("m", {"messages": [USER, USER]}, 100)
     assert (count.prompts, count.method) == ((42,), CountMethod.ENGINE)
@@ -59,6 +60,7 @@ async def test_the_engine_counts_what_the_template_refuses(tmp_path: Path) -> No
 
 
 async def test_without_an_engine_it_is_a_bound(tmp_path: Path) -> None:
+    """A27: neither template nor engine can tell: an upper bound, marked as no proof."""
     counter = load_counter(str(write(tmp_path, {"chat_template": STRICT})), ask=engine_is_down)
     count = await counter.count_chat("m", {"messages": [USER, USER]}, 100)
     assert (count.method, count.exact) == (CountMethod.BOUND, False)
@@ -128,6 +130,7 @@ async def test_the_engines_own_tokenizer_is_confirmed(folder: Path) -> None:
 
 
 async def test_a_tokenizer_that_is_not_the_engines_is_not_used(folder: Path, tmp_path: Path) -> None:
+    """A09: a tokenizer or template that counts other than the engine is found out and left."""
     other = write(tmp_path, {"chat_template": "Be kind. " + CHATML})
     counter = load_counter(str(other), ask=engine_like(folder))
     assert await counter.verify("m") == 3  # the template differs, the tokenizer does not
@@ -183,6 +186,7 @@ BODY = st.fixed_dictionaries(
 @given(body=BODY)
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 async def test_no_shape_of_a_chat_makes_it_raise(local: ChainCounter, body: dict[str, Any]) -> None:
+    """A26: null, lists and nonsense in any place of a chat still give a count."""
     count = await local.count_chat("m", body, 100)
     assert len(count.prompts) == 1
     assert count.prompts[0] >= 0

@@ -35,6 +35,7 @@ async def test_completions_get_the_tokenizers_own_specials(counter: LocalCounter
 
 
 async def test_chat_and_its_prerendered_text_differ_by_the_bos(tmp_path: Path) -> None:
+    """A06: rendered by the client and sent as a completion, the same text has one BOS more."""
     template = "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}"
     counter = LocalCounter(load_files(write(tmp_path, {"chat_template": template})))
     in_chat = await counter.chat("m", chat("hello"), 60)
@@ -45,6 +46,7 @@ async def test_chat_and_its_prerendered_text_differ_by_the_bos(tmp_path: Path) -
 
 
 async def test_special_tokens_in_user_text_count_one_each(counter: LocalCounter) -> None:
+    """A11: 5,000 pasted end-of-turn markers are 5,000 tokens, as the engine encodes them; no exception."""
     assert await counter.text("m", [IM_END * 5000], add_special_tokens=False) == (5000,)
 
 
@@ -55,6 +57,7 @@ async def test_inline_and_threaded_counts_agree(counter: LocalCounter, files: Mo
 
 
 async def test_chat_options_reach_the_count(counter: LocalCounter) -> None:
+    """A08: the thinking switch, no generation prompt and tools change the count as they change the prompt."""
     plain = await counter.chat("m", chat(), 60)
     assert await counter.chat("m", chat(add_generation_prompt=False), 90) < plain
     assert await counter.chat("m", chat(chat_template_kwargs={"enable_thinking": False}), 100) > plain
@@ -64,6 +67,7 @@ async def test_chat_options_reach_the_count(counter: LocalCounter) -> None:
 
 
 async def test_the_loop_runs_on_while_a_long_text_is_encoded(counter: LocalCounter) -> None:
+    """A14: a megabyte of prose is encoded while the event loop goes on."""
     beats = 0
 
     async def beat() -> None:
@@ -80,11 +84,13 @@ async def test_the_loop_runs_on_while_a_long_text_is_encoded(counter: LocalCount
 
 @pytest.mark.parametrize("run", ["x", "_", " ", "é", "7"])
 async def test_long_unbroken_runs(counter: LocalCounter, run: str) -> None:
+    """A12: 200,000 times one character ends, with a count."""
     (count,) = await counter.text("m", [run * 200_000], add_special_tokens=False)
     assert 0 < count <= 400_000
 
 
 async def test_past_the_deadline_there_is_no_count(files: ModelFiles) -> None:
+    """A12: a text that takes too long is given up at the deadline."""
     counter = LocalCounter(files, inline_bytes=0, workers=1, timeout_s=0.001)
     with pytest.raises(Uncountable) as raised:
         await counter.text("m", ["slow " * 200_000], add_special_tokens=True)
@@ -109,6 +115,7 @@ async def test_a_text_far_beyond_the_context_is_not_tokenised(files: ModelFiles)
 
 
 async def test_too_many_waiting_and_too_large(files: ModelFiles) -> None:
+    """A14: the queue of long texts is bounded; who comes later gets the byte bound at once."""
     counter = LocalCounter(files, inline_bytes=0, workers=1, timeout_s=30, max_chars=2_000_000)
     long = ["slow " * 10_000]
     jobs = [asyncio.create_task(counter.text("m", long, add_special_tokens=True)) for _ in range(64)]

@@ -38,6 +38,7 @@ def test_without_generation_prompt() -> None:
     ],
 )
 def test_thinking_switches(body: Json, thinks: bool) -> None:
+    """A08: every way to switch thinking reaches the template."""
     assert ("</think>" in render(CHATML, body)) is not thinks
 
 
@@ -89,6 +90,7 @@ def test_generation_blocks_render_their_body() -> None:
     [("Es ist", "Es ist"), ("Es ist  ", "Es ist  "), ([{"type": "text", "text": "Es"}], "Es")],
 )
 def test_the_final_message_is_continued(content: Any, end: str) -> None:
+    """A08: continue_final_message with add_generation_prompt=false ends the prompt inside the last turn."""
     body = {
         "messages": [USER, {"role": "assistant", "content": content}],
         "add_generation_prompt": False,
@@ -123,6 +125,7 @@ STRICT = "{% if messages[0].role != 'system' %}{{ raise_exception('system first'
     ],
 )
 def test_a_template_that_fails_is_no_count(source: str) -> None:
+    """A27, A08: a template that raises or tries to leave the sandbox is a missing count, not an error."""
     with pytest.raises(Uncountable) as raised:
         render(source)
     assert raised.value.why is Why.TEMPLATE
@@ -141,6 +144,7 @@ def test_a_template_that_fails_is_no_count(source: str) -> None:
     ],
 )
 def test_options_that_are_not_certain_are_no_count(body: Json) -> None:
+    """A08: a template that the request brings along is never run here."""
     with pytest.raises(Uncountable) as raised:
         render(CHATML, body)
     assert raised.value.why is Why.SHAPE

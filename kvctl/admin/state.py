@@ -1,0 +1,48 @@
+"""The overrides that outlive a crash: a JSON document of the state directory.
+
+Everything here blocks; callers run it in a thread.
+"""
+
+import json
+import os
+import time
+from pathlib import Path
+
+
+class StateFile:
+    """One JSON document, replaced whole: a crash leaves the old one or the new one."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read(self) -> object:
+        """The document; None where there is none. Raises OSError, ValueError."""
+        try:
+            return json.loads(self.path.read_bytes())
+        except FileNotFoundError:
+            return None
+
+    def write(self, document: object) -> None:
+        """Replace the document, on the disk when this returns. Raises OSError."""
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
+        draft = self.path.with_name(self.path.name + ".new")
+        with draft.open("w", encoding="utf-8") as file:
+            json.dump(document, file, allow_nan=False)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(self.path)
+        sync_folder(self.path.parent)
+
+    def set_aside(self) -> Path:
+        """Keep a document that nobody could read under another name, for people. Raises OSError."""
+        aside = self.path.with_name(f"{self.path.name}.refused-{int(time.time())}")
+        return self.path.rename(aside)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename within ``folder`` last. Raises OSError."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,73 @@
+"""``kvctl plan``: the KV pool of a model on a card, before anything is rented or started."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kvctl.cli.common import CommandError, emit
+from kvctl.cli.plan_inputs import Inputs, inputs_of, variant
+from kvctl.cli.plan_options import with_options
+from kvctl.plan import Plan, PlanError, as_document, as_toml, make_plan
+
+USAGE = 2
+
+
+@click.command()
+@with_options
+def plan(
+    *, explain: bool, compare: tuple[str, ...], recommend: str | None, output: str, **given: Any
+) -> None:
+    """How many KV tokens a model has on a card: pool, concurrency by context length, and what decides.
+
+    All sizes are of one GPU. Without --available-gib the memory is an interval, and so is the pool.
+    """
+    try:
+        first = inputs_of(given)
+        plans = [_plan(each) for each in (first, *(variant(first, text) for text in compare))]
+        if recommend is not None:
+            _write(recommend, as_toml(plans[0], given["like"] or "http://127.0.0.1:8000"))
+        _show(first, plans, compare, explain=explain, output=output)
+    except PlanError as error:
+        raise CommandError(" ".join(str(error).split()), USAGE) from None
+
+
+def _plan(inputs: Inputs) -> Plan:
+    return make_plan(inputs.model, inputs.flags, inputs.memory, inputs.spec)
+
+
+def _show(first: Inputs, plans: list[Plan], compare: tuple[str, ...], *, explain: bool, output: str) -> None:
+    from kvctl.cli import plan_show  # noqa: PLC0415 - json needs none of it
+
+    check = None if first.live is None else first.live.compare(plans[0])
+    if output == "json":
+        documents = [as_document(each, explain=explain) for each in plans]
+        document = documents[0]
+        if check is not None:
+            document["engine_reports"] = check
+        if compare:
+            document["compare"] = [
+                {"variant": text, **each} for text, each in zip(compare, documents[1:], strict=True)
+            ]
+        emit(document)
+        return
+    click.echo(plan_show.report(plans[0]))
+    if check is not None:
+        click.echo(f"\ncross-check: {check['sentence']}")
+    if compare:
+        click.echo("\n" + plan_show.side_by_side(["as given", *compare], plans))
+    if explain:
+        click.echo("\n" + plan_show.explanation(plans[0]))
+
+
+def _write(target: str, text: str) -> None:
+    """The settings file; an existing one is never overwritten."""
+    if target == "-":
+        click.echo(text, nl=False)
+        return
+    try:
+        with Path(target).open("x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise CommandError(f"{target}: not written: {error.strerror or error}") from None
+    click.echo(f"wrote {target}", err=True)

@@ -1,0 +1,87 @@
+"""``kvctl replay``: a trace through the gate, other gates and the simulated engine, in virtual time."""
+
+from pathlib import Path
+
+import click
+
+from kvctl.cli.common import FAILED, CommandError, emit, output_option
+
+USUAL_POLICIES = ("none", "static", "kv-gauge", "forecast", "clairvoyant")
+
+
+@click.command()
+@click.argument("trace", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    metavar="NAME",
+    help=(
+        "forecast, static, none, concurrency=N, kv-gauge, engine-queue=N, past-future or clairvoyant; N may"
+        f" be 'best'. May be given often. [{', '.join(USUAL_POLICIES)}]"
+    ),
+)
+@click.option(
+    "--engine-profile",
+    "profile",
+    default="8b-24g",
+    show_default=True,
+    metavar="NAME|FILE",
+    help="How long an engine step takes: 8b-24g, 8b-h200, 1.5b-shared, tiny-cpu, or JSON as measured.",
+)
+@click.option("--capacity-tokens", type=click.IntRange(32), help="KV pool. [the profile's]")
+@click.option("--context", type=click.IntRange(16), help="Context length. [32768, at most the pool]")
+@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Mean arrivals a second. [as recorded]")
+@click.option(
+    "--cap",
+    default="4096",
+    show_default=True,
+    metavar="exact|none|N",
+    help="Output limit that callers send: what they will get, none at all, or a number.",
+)
+@click.option(
+    "--margin",
+    "margins",
+    default="5%",
+    show_default=True,
+    metavar="LIST",
+    help="The gate's margin; several, apart by commas, are compared: 5%,8%,12%.",
+)
+@click.option("--start", type=click.IntRange(0), default=0, show_default=True, help="First request.")
+@click.option("--requests", type=click.IntRange(2), default=1500, show_default=True, help="How many.")
+@click.option("--ttft", type=click.FloatRange(0, min_open=True), default=2.0, show_default=True, metavar="S")
+@click.option("--itl", type=click.FloatRange(0, min_open=True), default=0.1, show_default=True, metavar="S")
+@click.option("--retries", type=click.IntRange(0, 10), default=2, show_default=True, help="Of each caller.")
+@click.option(
+    "--fault",
+    "faults",
+    multiple=True,
+    metavar="KIND[=VALUE][@S]",
+    help="shift=4@60, bypass=0.3, freeze=10@60, restart=20@60 or neighbour=30@60. May be given often.",
+)
+@click.option("--seed", default=1, show_default=True, help="Of the callers' jitter.")
+@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write charts to this file.")
+@output_option
+def replay(**asked: object) -> None:
+    """Replay TRACE (CSV, may be gzipped) and compare policies.
+
+    TRACE has the columns t_s, input_tokens, output_tokens and may have client_id. The policies forecast and
+    static are the daemon's own gate. Goodput counts the requests that were served within --ttft seconds, from
+    the first attempt, and --itl seconds per token; callers retry as openai-python does.
+    """
+    from kvctl.cli.replay_run import Asked, compare  # noqa: PLC0415 - other verbs need none of it
+    from kvctl.cli.replay_show import show_table  # noqa: PLC0415
+
+    output, html = asked.pop("output"), asked.pop("html")
+    try:
+        found = compare(Asked(**asked))  # type: ignore[arg-type]
+    except (ValueError, OSError) as error:
+        raise CommandError(str(error), FAILED) from None
+    if isinstance(html, Path):
+        from kvctl.cli.replay_html import page  # noqa: PLC0415
+
+        html.write_text(page(found), encoding="utf-8")
+    if output == "json":
+        emit(found.document())
+    else:
+        show_table(found)

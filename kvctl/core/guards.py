@@ -1,0 +1,286 @@
+"""The other limits: prefill backlog, decode concurrency, sequence slots.
+
+On a big card with long prompts the KV pool is not what binds. Each guard here says how much room it sees, and
+the gate asks all of them.
+
+A guard that learns its limit from throttled operation locks itself in: it admits little, measures little, and
+admits less. So rates are read from busy stretches only, the best of the last minute counts, a limit is never
+lowered while it is not what limits, and it always probes upwards.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import inf
+
+from kvctl.core.claim import Claim
+from kvctl.core.ledger import Lease, Ledger
+from kvctl.core.outcomes import Limit, RejectReason
+
+RATE_WINDOW_S = 60.0
+FEWEST_RATES = 6  # busy stretches before a prefill rate is believed
+STRETCH_S = 1.0  # shortest busy stretch that is a reading: completions come in lumps
+SHARE_OF_TTFT = 0.5  # of the target that prefill may take: the rest is for what nobody foresees
+LARGE_PROMPT_SHARE = 0.25  # of its own time that a prompt which alone takes longer may wait for others
+
+
+class PrefillGuard:
+    """Prompts admitted whose first token has not come, against the rate at which the engine takes prompts in.
+
+    The engine takes prompts in one after the other, in chunks, so a stretch from one first token to a later
+    one, with prompts waiting throughout, has taken in exactly the prompts that finished in it.
+    """
+
+    def __init__(self, ttft_target_s: float | None) -> None:
+        self._target = ttft_target_s
+        self._rates: deque[tuple[float, float]] = deque()
+        self._since: float | None = None
+        self._taken = 0
+        self.backlog = 0
+
+    def admitted(self, lease: Lease, now: float) -> None:
+        """A prompt joins the backlog."""
+        if self.backlog == 0:
+            self._since, self._taken = now, 0
+        self.backlog += _prompt(lease)
+
+    def first_token(self, lease: Lease, now: float) -> None:
+        """A prompt has been taken in."""
+        self._leave(lease)
+        self._taken += _prompt(lease)
+        if self._since is not None and now - self._since >= STRETCH_S:
+            self._rates.append((now, self._taken / (now - self._since)))
+            self._since, self._taken = now, 0
+
+    def gone(self, lease: Lease) -> None:
+        """A lease ended before its first token: the stretch says nothing any more."""
+        self._leave(lease)
+        self._since = None
+
+    def rate(self, now: float) -> float | None:
+        """Prompt tokens a second, the best stretch of the last minute; None: not enough seen."""
+        while self._rates and self._rates[0][0] < now - RATE_WINDOW_S:
+            self._rates.popleft()
+        if len(self._rates) < FEWEST_RATES:
+            return None
+        return max(rate for _, rate in self._rates)
+
+    def wait(self, prompt_tokens: int, now: float) -> float:
+        """Seconds beyond what may be waited, for a prompt that would join now; 0: it fits."""
+        rate = self.rate(now)
+        if rate is None or self._target is None or self.backlog == 0:
+            return 0.0
+        ahead, own = self.backlog / rate, prompt_tokens / rate
+        allowed = self._target * SHARE_OF_TTFT
+        if own > allowed:  # its target is lost anyway; it must not wait for an idle engine for ever
+            return max(ahead - LARGE_PROMPT_SHARE * own, 0.0)
+        return max(ahead + own - allowed, 0.0)
+
+    def share(self, now: float) -> float:
+        """How much of the time that prefill may take is taken by what waits; 0 while no rate is known."""
+        rate = self.rate(now)
+        if rate is None or self._target is None:
+            return 0.0
+        return self.backlog / rate / (self._target * SHARE_OF_TTFT)
+
+    def _leave(self, lease: Lease) -> None:
+        self.backlog -= _prompt(lease)
+        if self.backlog == 0:
+            self._since = None
+
+
+def _prompt(lease: Lease) -> int:
+    return sum(lease.claim.prompts)
+
+
+SHARE_OF_ITL = 0.9
+PERCENTILE = 0.8
+RECENT_S = 3.0  # the stretch over which a pace is read
+STALLED_S = 1.0  # without a token: no engine is that slow by concurrency alone
+FEWEST_TOKENS = 8  # output of a request before its pace is a reading
+LEAST_CUT = 0.85
+GROWTH, GROWTH_STEP = 1.08, 1.0
+NEAR_LIMIT = 0.9
+ADJUST_EVERY_S = 1.0
+
+
+class DecodeGuard:
+    """How many sequences may decode at once so that four in five keep the target between their tokens.
+
+    A pace is read over the last seconds, not over a request's life: long answers would remember a crowd for
+    so long that the limit is cut far below what it should be. For the same reason nothing is cut while more
+    sequences run than the limit allows: the last cut has not shown yet what it does.
+    """
+
+    def __init__(self, itl_target_s: float | None) -> None:
+        self._target = itl_target_s
+        self._finished: deque[tuple[float, float]] = deque()
+        self._marks: dict[str, deque[tuple[float, float]]] = {}
+        self._adjusted_at = -inf
+        self.limit = inf
+        self.measured_s: float | None = None
+
+    def ended(self, lease: Lease, now: float) -> None:
+        """A lease is over. One that was too short to be seen at its work counts as a whole."""
+        first, last = lease.first_token_at, lease.last_token_at
+        tokens = lease.output_tokens / lease.claim.sequences
+        seen = self._marks.pop(lease.id, None)
+        if seen is not None or not lease.streaming or first is None or last is None or tokens < FEWEST_TOKENS:
+            return
+        self._finished.append((now, (last - first) / (tokens - 1.0)))
+
+    def adjust(self, leases: Iterable[Lease], in_flight: int, now: float) -> None:
+        """Move the limit, at most once a second. ``in_flight`` counts sequences."""
+        if self._target is None or now - self._adjusted_at < ADJUST_EVERY_S:
+            return
+        self._adjusted_at = now
+        paces = sorted(self._paces(leases, now))
+        if not paces:
+            return
+        self.measured_s = paces[min(int(len(paces) * PERCENTILE), len(paces) - 1)]
+        target = self._target * SHARE_OF_ITL
+        if self.measured_s > target:
+            if in_flight <= self.limit:
+                cut = max(LEAST_CUT, target / self.measured_s)
+                self.limit = max(min(self.limit, in_flight + 1.0) * cut, 1.0)
+        elif in_flight >= NEAR_LIMIT * self.limit:
+            self.limit = self.limit * GROWTH + GROWTH_STEP
+
+    def _paces(self, leases: Iterable[Lease], now: float) -> list[float]:
+        """Seconds per token of one sequence, of the requests that decode and of those just over."""
+        while self._finished and self._finished[0][0] < now - RECENT_S:
+            self._finished.popleft()
+        paces = [pace for _, pace in self._finished]
+        for lease in leases:
+            if lease.streaming and lease.first_token_at is not None:
+                pace = self._recent_pace(lease, now)
+                if pace is not None:
+                    paces.append(pace)
+        return paces
+
+    def _recent_pace(self, lease: Lease, now: float) -> float | None:
+        tokens = lease.output_tokens / lease.claim.sequences
+        marks = self._marks.setdefault(lease.id, deque())
+        marks.append((now, tokens))
+        while len(marks) > 1 and marks[1][0] <= now - RECENT_S:
+            marks.popleft()
+        since, before = marks[0]
+        made = tokens - before
+        if lease.last_token_at is None or now - lease.last_token_at > STALLED_S:
+            return None  # its client does not read, or the engine stands still: neither is a crowd
+        if made >= FEWEST_TOKENS:
+            return (now - since) / made
+        # Few tokens in a whole stretch is a slow pace; in a short one it says nothing.
+        return (now - since) / max(made, 1.0) if now - since >= RECENT_S else None
+
+
+PLATEAU_PAGES = 5
+WELL_UNDER = 0.7  # of the pool: with more in use, waiting for capacity may well be for blocks
+
+
+class SlotGuard:
+    """The engine's own limit of sequences at once (``max_num_seqs``), which no page tells.
+
+    Requests that wait for capacity while the pool is half empty wait for a slot; the number that runs
+    meanwhile, page after page, is the number of slots.
+    """
+
+    def __init__(self, configured: int | None) -> None:
+        self._configured = configured
+        self._plateau: deque[int] = deque(maxlen=PLATEAU_PAGES)
+        self._inferred: int | None = None
+
+    @property
+    def limit(self) -> float:
+        """Sequences that may be in flight."""
+        known = self._configured if self._configured is not None else self._inferred
+        return inf if known is None else known
+
+    def page(self, running: int | None, waiting_for_capacity: int | None, usage_ratio: float | None) -> None:
+        """One page of the engine, summed over ranks."""
+        if running is None or not waiting_for_capacity or usage_ratio is None or usage_ratio > WELL_UNDER:
+            self._plateau.clear()
+            return
+        self._plateau.append(running)
+        if len(self._plateau) == PLATEAU_PAGES and min(self._plateau) == max(self._plateau) > 0:
+            self._inferred = running
+        elif self._inferred is not None and running > self._inferred:
+            self._inferred = None
+
+    def forget(self) -> None:
+        """The engine is another one."""
+        self._inferred = None
+        self._plateau.clear()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuardStatus:
+    """What the guards see. ``inf`` and None: no limit known."""
+
+    prefill_backlog_tokens: int
+    prefill_rate_tokens_per_s: float | None
+    decode_limit: float
+    decode_pace_s: float | None
+    slots: float
+
+
+@dataclass(frozen=True, slots=True)
+class GuardRefusal:
+    """Which limit binds, and what is missing: ``seconds`` of backlog, or ``sequences`` to end first."""
+
+    reason: RejectReason
+    seconds: float | None = None
+    sequences: float = 0.0
+
+
+class Guards:
+    """All guards of one engine."""
+
+    def __init__(
+        self, ttft_target_s: float | None, itl_target_s: float | None, max_num_seqs: int | None
+    ) -> None:
+        self.prefill = PrefillGuard(ttft_target_s)
+        self.decode = DecodeGuard(itl_target_s)
+        self.slots = SlotGuard(max_num_seqs)
+
+    def refuse(self, asked: Claim, ledger: Ledger, now: float) -> GuardRefusal | None:
+        """The first limit that ``asked`` would pass; None on an idle engine, whatever the guards think."""
+        if len(ledger) == 0:
+            return None
+        wait = self.prefill.wait(sum(asked.prompts), now)
+        if wait > 0:
+            return GuardRefusal(RejectReason.PREFILL_BACKLOG, seconds=wait)
+        limits = (
+            (self.decode.limit, RejectReason.DECODE_CONCURRENCY),
+            (self.slots.limit, RejectReason.SEQUENCE_SLOTS),
+        )
+        for limit, reason in limits:
+            over = ledger.sequences + asked.sequences - limit
+            if over > 0:
+                return GuardRefusal(reason, sequences=min(over, asked.sequences))
+        return None
+
+    def ended(self, lease: Lease, now: float) -> None:
+        """A lease is over, before or after its first token."""
+        if lease.first_token_at is None:
+            self.prefill.gone(lease)
+        else:
+            self.decode.ended(lease, now)
+
+    def shares(self, ledger: Ledger, now: float) -> dict[Limit, float]:
+        """How much of each limit is taken: 1 binds."""
+        return {
+            Limit.PREFILL_BACKLOG: self.prefill.share(now),
+            Limit.DECODE_CONCURRENCY: ledger.sequences / self.decode.limit,
+            Limit.SEQUENCE_SLOTS: ledger.sequences / self.slots.limit,
+        }
+
+    def status(self, now: float) -> GuardStatus:
+        """What the guards see now."""
+        return GuardStatus(
+            prefill_backlog_tokens=self.prefill.backlog,
+            prefill_rate_tokens_per_s=self.prefill.rate(now),
+            decode_limit=self.decode.limit,
+            decode_pace_s=self.decode.measured_s,
+            slots=self.slots.limit,
+        )

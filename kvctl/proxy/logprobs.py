@@ -1,0 +1,37 @@
+"""Log-probabilities that a request asks for: memory of the card that no KV budget covers.
+
+For each token the engine then holds a row as long as the vocabulary beside the KV pool, and for a prompt's
+own (``prompt_logprobs``) one for every token of a chunk at once. -1 asks for the whole vocabulary. The budget
+cannot weigh that, so it has a bound of its own.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from kvctl.proxy.limits import BadRequest, Fields
+
+_FIELDS = ("prompt_logprobs", "top_logprobs", "logprobs")
+_WHOLE_VOCABULARY = -1
+
+
+def too_many_logprobs(data: Mapping[str, Any], most: int | None) -> BadRequest | None:
+    """The answer to a body that asks for more than ``most`` a token (None: any number).
+
+    A number that the engine's validation refuses is left to the engine, as is chat's switch ``logprobs``.
+    """
+    if most is None:
+        return None
+    for name in _FIELDS:
+        asked = None if isinstance(data.get(name), bool) else Fields(data).integer(name)
+        if asked is not None and (asked > most or asked == _WHOLE_VOCABULARY):
+            return _refused(name, asked, most)
+    return None
+
+
+def _refused(name: str, asked: int, most: int) -> BadRequest:
+    what = "the whole vocabulary" if asked == _WHOLE_VOCABULARY else f"{asked} log-probabilities"
+    message = (
+        f"{name}={asked} asks for {what} a token; at most {most} are allowed here (max_logprobs), as they "
+        "take GPU memory beside the KV cache. Nothing was generated."
+    )
+    return BadRequest(message=f"{message} (parameter={name}, value={asked})", param=name)

@@ -1,0 +1,15 @@
+"""The wiring that no other test would miss."""
+
+from pathlib import Path
+
+from kvctl.daemon import Daemon
+from kvctl.settings.loading import load
+from kvctl.tokens.load import load_counter
+
+
+async def test_a_request_that_is_sent_again_is_counted(tmp_path: Path) -> None:
+    env = {"KVCTL_ENGINE_URL": "http://127.0.0.1:1", "KVCTL_STATE_DIR": str(tmp_path)}
+    daemon = Daemon(load(None, env), None, load_counter("bound"))
+    daemon.upstream._on_retry()
+    page, _ = daemon.metrics()
+    assert 'kvctl_proxy_faults_total{fault="upstream_retried"} 1.0' in page.decode()
