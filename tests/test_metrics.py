@@ -120,7 +120,7 @@ def test_what_the_gate_did_is_counted(full: Fed) -> None:
     assert value(full.metrics, "kvctl_retry_after_seconds_count", engine=ENGINE) == refused
     assert value(full.metrics, "kvctl_leases_ended_total", engine=ENGINE, reason="finished") == admitted
     assert value(full.metrics, "kvctl_output_tokens_count", engine=ENGINE) == admitted
-    assert value(full.metrics, "kvctl_output_tokens_sum", engine=ENGINE) == 400 + 800 + 30 * (admitted - 24)
+    assert value(full.metrics, "kvctl_output_tokens_sum", engine=ENGINE) == full.output_tokens
     assert value(full.metrics, "kvctl_lease_seconds_count", engine=ENGINE) == admitted
 
 

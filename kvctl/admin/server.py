@@ -157,7 +157,7 @@ def _if_match(request: web.Request) -> int | None:
 
 async def _body(request: web.Request) -> Mapping[str, Any]:
     try:
-        body = json.loads(await request.read(), parse_constant=_no_constant)
+        body = json.loads(await _read(request), parse_constant=_no_constant)
     except ValueError as error:  # UnicodeDecodeError and RecursionError's kin included
         raise ApiError(400, "bad_request", f"the body is not JSON: {error}") from None
     except RecursionError:
@@ -167,6 +167,14 @@ async def _body(request: web.Request) -> Mapping[str, Any]:
     if unknown := sorted(body.keys() - _BODY_KEYS):
         raise ApiError(422, "bad_request", f"the body has {unknown[0]!r}; it knows value, reason and ttl_s")
     return body
+
+
+async def _read(request: web.Request) -> bytes:
+    """The whole body; a caller who breaks off in its middle is no defect of ours."""
+    try:
+        return await request.read()
+    except (OSError, web.RequestPayloadError) as error:
+        raise ApiError(400, "bad_request", f"the body broke off: {error}") from None
 
 
 def _no_constant(name: str) -> NoReturn:

@@ -13,6 +13,7 @@ from kvctl.core.events import (
     Event,
     GpusRead,
     KnobsChanged,
+    LeaseEnded,
     Progressed,
     Scraped,
     ScrapeFailed,
@@ -39,7 +40,7 @@ class Fed:
 
     def __init__(self) -> None:
         self.now = 1000.0
-        self.arrived = 0
+        self.arrived = self.output_tokens = 0
         self.gate = Gate(GateConfig(max_num_seqs=256))
         self.keeper = Gatekeeper(self.gate, lambda: self.now)
         self.overrides = Overrides(bounds(0.0, 0.5), 86400.0)
@@ -76,7 +77,8 @@ class Fed:
     def step(self, *events: Event, seconds: float = 0.2) -> None:
         for event in events:
             self.arrived += isinstance(event, Arrived)
-            self.keeper.handle(event)
+            ended = [c.record for c in self.keeper.handle(event) if isinstance(c, LeaseEnded)]
+            self.output_tokens += sum(record.output_tokens for record in ended)
         self.now += seconds
 
     def scrape(self, **changes: object) -> None:
