@@ -26,6 +26,8 @@ from kvctl.admin.port import DaemonStatus
 from kvctl.admin.server import AdminApi, AdminServer, PublicApi, PublicServer
 from kvctl.control.cards import CardPoller
 from kvctl.control.gatekeeper import Gatekeeper
+from kvctl.control.plan_check import PlanCheck
+from kvctl.control.planning import plan_source, smallest_card
 from kvctl.control.poll import LoopbackResolver, Poller
 from kvctl.control.scraper import Scraper
 from kvctl.control.telling import tell
@@ -43,6 +45,7 @@ from kvctl.engines.detect import engine_of
 from kvctl.gpu.base import GpuSource
 from kvctl.gpu.sources import make_source
 from kvctl.metrics import CONTENT_TYPE, Metrics, SourceView
+from kvctl.plan import Card
 from kvctl.proxy.bodies import Reader
 from kvctl.proxy.pool import Upstream
 from kvctl.proxy.seams import ProxyConfig
@@ -58,6 +61,7 @@ from kvctl.tokens.load import load_counter
 log = logs.get("daemon")
 
 STATUS_EVERY_S = 1.0  # how often systemd is told the tick's sentence
+PLAN_TIMEOUT_S = 5.0  # the pool is asked for once: it may take longer than a poll
 STOP_EXTRA_S = 10.0  # beyond the drain, for closing
 
 
@@ -92,6 +96,7 @@ class Daemon:
         self.ticker = Ticker(self.keeper, settings.tick_interval, self._ticked)
         self._check = TokenizerCheck(counter.verify, lambda: self.keeper.gate.models)
         self.keeper.observe(self._check)
+        self._plan_check = self._make_plan_check()
         self._metrics = self._make_metrics()
         self._metrics.counting = counter
         reports = ProxyReports(self._metrics, access_log=settings.access_log)
@@ -123,6 +128,29 @@ class Daemon:
             context=context,
             max_logprobs=self._settings.max_logprobs,
         )
+
+    def _make_plan_check(self) -> PlanCheck | None:
+        """None where the settings name no model's config."""
+        settings = self._settings
+        source = plan_source(settings.plan_model, settings.tokenizer, settings.plan_flags)
+        if source is None:
+            return None
+        made = PlanCheck(
+            source,
+            Poller(
+                settings.engine_url,
+                timeout_s=max(settings.scrape_timeout, PLAN_TIMEOUT_S),
+                max_bytes=settings.scrape_max_bytes,
+            ),
+            self._smallest_card,
+            self.keeper.handle,
+        )
+        self.keeper.observe(made)
+        return made
+
+    def _smallest_card(self) -> Card | None:
+        reading = None if self.cards is None else self.cards.latest
+        return None if reading is None else smallest_card(reading.samples)
 
     def _make_metrics(self) -> Metrics:
         made = Metrics(version=__version__, routes=[route.name for route in self._engine.routes])
@@ -214,6 +242,8 @@ class Daemon:
             await asyncio.to_thread(self.desk.open)
             stack.push_async_callback(self.desk.close)
             stack.push_async_callback(self._check.close)
+            if self._plan_check is not None:
+                stack.push_async_callback(self._plan_check.close)
             for part in (self.cards, self.scraper, self.ticker):
                 if part is not None:
                     part.start()

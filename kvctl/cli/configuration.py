@@ -43,11 +43,28 @@ def check_config(config: Path | None, output: str) -> None:
             raise CommandError(str(error)) from None
         emit({"ok": False, "problems": [str(problem) for problem in error.problems], "warnings": []})
         raise SystemExit(FAILED) from None
+    if (fault := _tokenizer_fault(settings.tokenizer)) is not None:
+        if output != "json":
+            raise CommandError(fault)
+        emit({"ok": False, "problems": [fault], "warnings": []})
+        raise SystemExit(FAILED)
     found = list(warnings(settings))
     if output == "json":
         emit({"ok": True, "problems": [], "warnings": found})
     else:
         click.echo("\n".join([*(f"warning: {each}" for each in found), "the settings are good"]))
+
+
+def _tokenizer_fault(tokenizer: str) -> str | None:
+    """Why a start with that tokenizer would fail; None: it would not. Reads the files as a start does."""
+    from kvctl.tokens.files import TokenizerError  # noqa: PLC0415 - loads the tokenizers library
+    from kvctl.tokens.load import load_counter  # noqa: PLC0415
+
+    try:
+        load_counter(tokenizer)
+    except TokenizerError as error:
+        return f"tokenizer: {error}"
+    return None
 
 
 @click.command("show-config")

@@ -21,6 +21,7 @@ VERBS: Mapping[str, tuple[str, str, str]] = MappingProxyType(
         "drain": ("kvctl.cli.traffic", "drain", "Admit nothing new; what runs goes on."),
         "undrain": ("kvctl.cli.traffic", "undrain", "Admit again."),
         "replay": ("kvctl.cli.replay", "replay", "A trace through this gate and others, simulated."),
+        "doctor": ("kvctl.cli.doctor", "doctor", "What is amiss with settings, engine and machine."),
         "check-config": ("kvctl.cli.configuration", "check_config", "Judge the settings without starting."),
         "show-config": ("kvctl.cli.configuration", "show_config", "The settings, and where each came from."),
         "version": ("kvctl.cli.configuration", "version", "The version of this command."),

@@ -39,7 +39,7 @@ def _plan(inputs: Inputs) -> Plan:
 def _show(first: Inputs, plans: list[Plan], compare: tuple[str, ...], *, explain: bool, output: str) -> None:
     from kvctl.cli import plan_show  # noqa: PLC0415 - json needs none of it
 
-    check = None if first.live is None else first.live.compare(plans[0])
+    check = None if first.live is None else first.live.compare(plans[0]).document()
     if output == "json":
         documents = [as_document(each, explain=explain) for each in plans]
         document = documents[0]

@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from kvctl.cli.plan_live import Live, read_live
+from kvctl.cli.plan_live import read_live
+from kvctl.control.reported import Reported
 from kvctl.plan import Card, Flags, Given, Model, PlanError, card_of, describe, index_bytes, read_config
 from kvctl.plan.flag_text import Asked, changed
 
@@ -22,7 +23,7 @@ class Inputs:
     flags: Flags
     memory: Given
     spec: Model | None
-    live: Live | None
+    live: Reported | None
 
 
 def inputs_of(given: Mapping[str, Any]) -> Inputs:
@@ -41,7 +42,7 @@ def inputs_of(given: Mapping[str, Any]) -> Inputs:
     return Inputs(model, flags, _memory(given, folder), spec, live)
 
 
-def _name(folder: Path, live: Live | None) -> str:
+def _name(folder: Path, live: Reported | None) -> str:
     if live is not None and live.model:
         return live.model
     resolved = folder.resolve()

@@ -2,9 +2,10 @@
 
 import asyncio
 
+from kvctl.control.planning import smallest_card
 from kvctl.gpu.base import GpuReading
 from kvctl.gpu.sources import make_source
-from kvctl.plan import GIB, Card, PlanError
+from kvctl.plan import Card, PlanError
 
 _TIMEOUT_S = 5.0
 
@@ -12,14 +13,13 @@ _TIMEOUT_S = 5.0
 def measured_card() -> Card:
     """The smallest card's total memory as the driver says it. Raises PlanError where there is none."""
     reading = asyncio.run(_read())
-    sizes = [(s.total_bytes, s.name) for s in reading.samples if s.total_bytes is not None and not s.lost]
-    if not sizes:
+    card = smallest_card(reading.samples)
+    if card is None:
         why = reading.detail or (str(reading.fault) if reading.fault else "no card answered")
         raise PlanError(
             f"--measure: no GPU can be read on this machine ({why}); give --gpu NAME or --gpu GiB"
         )
-    total, name = min(sizes)
-    return Card(name or "this machine's card", total / GIB, seen=True)
+    return card
 
 
 async def _read() -> GpuReading:

@@ -44,7 +44,8 @@ def page(found: Comparison) -> str:
         f"<title>kvctl replay</title><style>{_STYLE}</style><h1>kvctl replay</h1><p>{escape(about)}</p>"
         f"{_table(found.document())}"
         '<p class="key"><span class="u">KV usage</span><span class="b">budget</span>'
-        '<span class="w">waiting in the engine (full height: its most)</span><span>seconds of the run below</span></p>'
+        '<span class="w">waiting in the engine (full height: its most)</span>'
+        "<span>seconds of the run below</span></p>"
         f"{charts}</html>\n"
     )
 

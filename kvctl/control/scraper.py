@@ -205,7 +205,7 @@ class _Episode:
         lost = ", ".join(f"{polls} {fault}" for fault, polls in self._kinds.items())
         lasted = self._clock() - self._began
         sentence = f"engine telemetry of {self._source} is back after {lasted:.1f} s ({lost})"
-        logs.event(log, logging.WARNING, "telemetry_back", sentence)
+        logs.event(log, logging.INFO, "telemetry_back", sentence)
         self._kinds = {}
 
 

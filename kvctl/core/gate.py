@@ -107,7 +107,7 @@ class Gate:
         candidate = self._curve(asked, key, 0)
         peak = self._peak_with(asked, candidate)
         fits = self._policy is Policy.NONE or peak <= self._supply.budget.tokens
-        alone = not fits and self._may_run_alone(asked)
+        alone = not fits and self._may_run_alone(asked, exact=event.shape.exact)
         if not (fits or alone):
             return self._reject_later(event, asked, candidate, peak, now)
         guarded = self._guards.refuse(asked, self.ledger, now) if self._policy is Policy.FORECAST else None
@@ -133,15 +133,16 @@ class Gate:
             own = min(own, self._forecast.peak_with(candidate))
         return own + self._supply.unattributed
 
-    def _may_run_alone(self, asked: Claim) -> bool:
+    def _may_run_alone(self, asked: Claim, *, exact: bool) -> bool:
         """Larger than the budget, but nothing else runs: judged against capacity, where that is known.
 
-        Sequences that do not fit together run in turn, so the largest is what must fit a rank.
+        Sequences that do not fit together run in turn, so the largest is what must fit a rank. What was only
+        bounded is forwarded: the engine will say, where a 429 would come back for ever.
         """
         if len(self.ledger) > 0:
             return False
         capacity = self._supply.capacity
-        if not (capacity.known and capacity.exact) or capacity.largest_rank is None:
+        if not (exact and capacity.known and capacity.exact) or capacity.largest_rank is None:
             return True
         if asked.largest_sequence > capacity.largest_rank:
             return False
@@ -248,7 +249,9 @@ class Gate:
         if moved.restarted:
             self._guards.slots.forget()
         capacity = [s.waiting_for_capacity for s in event.samples if s.waiting_for_capacity is not None]
-        self._guards.slots.page(running, sum(capacity), self._supply.usage_ratio())
+        self._guards.slots.page(
+            running, sum(capacity), self._supply.usage_ratio(), self.ledger.without_token(), now
+        )
         self._survival.believe([s.output_lengths for s in event.samples if s.output_lengths is not None])
         self._supply.held(self.ledger.held_tokens(), now)
         self._supply.reconcile(event.asked_at)

@@ -176,19 +176,23 @@ class DecodeGuard:
 
 PLATEAU_PAGES = 5
 WELL_UNDER = 0.7  # of the pool: with more in use, waiting for capacity may well be for blocks
+BELIEVED_S = 30.0  # then the limit is tried again: an inference that is never tested is a lock-in
 
 
 class SlotGuard:
     """The engine's own limit of sequences at once (``max_num_seqs``), which no page tells.
 
-    Requests that wait for capacity while the pool is half empty wait for a slot; the number that runs
-    meanwhile, page after page, is the number of slots.
+    Requests that wait for capacity while the pool is half empty and no prompt is being taken in wait for a
+    slot; the number that runs meanwhile, page after page, with some ending and others taking their place, is
+    the number of slots. A prompt that is being taken in holds up others too, and says nothing.
     """
 
     def __init__(self, configured: int | None) -> None:
         self._configured = configured
         self._plateau: deque[int] = deque(maxlen=PLATEAU_PAGES)
+        self._ended = False
         self._inferred: int | None = None
+        self._inferred_at = -inf
 
     @property
     def limit(self) -> float:
@@ -196,21 +200,43 @@ class SlotGuard:
         known = self._configured if self._configured is not None else self._inferred
         return inf if known is None else known
 
-    def page(self, running: int | None, waiting_for_capacity: int | None, usage_ratio: float | None) -> None:
-        """One page of the engine, summed over ranks."""
-        if running is None or not waiting_for_capacity or usage_ratio is None or usage_ratio > WELL_UNDER:
-            self._plateau.clear()
-            return
-        self._plateau.append(running)
-        if len(self._plateau) == PLATEAU_PAGES and min(self._plateau) == max(self._plateau) > 0:
-            self._inferred = running
-        elif self._inferred is not None and running > self._inferred:
+    def page(
+        self,
+        running: int | None,
+        for_capacity: int,
+        usage_ratio: float | None,
+        without_token: int,
+        now: float,
+    ) -> None:
+        """One page of the engine, summed over ranks.
+
+        ``for_capacity`` requests wait for capacity; ``without_token`` of our sequences have no token yet.
+        """
+        if self._inferred is not None and now - self._inferred_at > BELIEVED_S:
             self._inferred = None
+        taking_in = without_token > for_capacity
+        low = usage_ratio is not None and usage_ratio <= WELL_UNDER
+        if running is None or for_capacity == 0 or taking_in or not low:
+            self._begin_again()
+            return
+        if self._plateau and running != self._plateau[-1]:
+            self._begin_again()
+        self._plateau.append(running)
+        if len(self._plateau) == PLATEAU_PAGES and self._ended and running > 0:
+            self._inferred, self._inferred_at = running, now
+
+    def ended(self) -> None:
+        """A lease is over: its slot goes to another."""
+        self._ended = True
 
     def forget(self) -> None:
         """The engine is another one."""
         self._inferred = None
+        self._begin_again()
+
+    def _begin_again(self) -> None:
         self._plateau.clear()
+        self._ended = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,6 +288,7 @@ class Guards:
 
     def ended(self, lease: Lease, now: float) -> None:
         """A lease is over, before or after its first token."""
+        self.slots.ended()
         if lease.first_token_at is None:
             self.prefill.gone(lease)
         else:

@@ -88,6 +88,10 @@ class Ledger:
         """Sequences that the engine runs for all leases."""
         return self._sequences
 
+    def without_token(self) -> int:
+        """Sequences of leases whose first token has not come."""
+        return sum(lease.claim.sequences for lease in self if lease.prefilling)
+
     def held_tokens(self) -> int:
         """Sum of what the leases hold now."""
         return sum(lease.held_tokens() for lease in self)

@@ -31,6 +31,15 @@ class Crosscheck:
     reported: int | None
     sentence: str
 
+    def document(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "verdict": str(self.verdict),
+            "planned": self.planned,
+            "reported": self.reported,
+            "sentence": self.sentence,
+        }
+
 
 def crosscheck(
     plan: Plan, reported_tokens: int | None, reported_blocks: int | None = None, tolerance: float = 0.02
@@ -64,13 +73,3 @@ def crosscheck(
 def planned_capacity(plan: Plan) -> int:
     """KV tokens to count on where the engine reports none: the low end, less the null block."""
     return max(0, plan.low.kv_tokens - plan.accounting.block)
-
-
-def as_document(check: Crosscheck) -> dict[str, Any]:
-    """For JSON."""
-    return {
-        "verdict": str(check.verdict),
-        "planned": check.planned,
-        "reported": check.reported,
-        "sentence": check.sentence,
-    }

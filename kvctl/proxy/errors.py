@@ -224,6 +224,18 @@ def bad_gateway(api: Api, detail: str) -> Answer:
     return _answer(api, _Fault(status=502, message=message, type="bad_gateway", code="engine_unreachable"))
 
 
+def cut_short(api: Api) -> Answer:
+    """A drain ended before the answer did, and nothing of it had been sent yet."""
+    message = (
+        "This server is shutting down and had to break off the request before its answer was whole. "
+        "What was generated is lost. Retry, elsewhere if you can."
+    )
+    fault = _Fault(
+        status=503, message=message, type="service_unavailable_error", code=RejectReason.DRAINING.value
+    )
+    return _answer(api, fault, ("x-kvctl-reason", RejectReason.DRAINING.value), ("Retry-After", "1"))
+
+
 def gateway_timeout(api: Api, detail: str) -> Answer:
     """The engine did not answer within a configured time."""
     message = (

@@ -16,7 +16,7 @@ from aiohttp import web
 from kvctl import logs
 from kvctl.control.gatekeeper import LeaseHandle
 from kvctl.core.events import Reject
-from kvctl.core.outcomes import EndReason, ProxyFault, RejectReason
+from kvctl.core.outcomes import EndReason, ProxyFault
 from kvctl.engines.base import Route
 from kvctl.proxy import errors, headers
 from kvctl.proxy.bodies import Parsed
@@ -197,7 +197,7 @@ class Handler:
             _end(exchange, lease, EndReason.SHUTDOWN if flight.cut_short else EndReason.CLIENT_GONE)
             if not flight.cut_short:
                 raise
-            return await self._cut(exchange, lease)
+            return await self._cut(exchange)
         finally:
             self.flights.discard(flight)
             if not self.flights:
@@ -207,16 +207,10 @@ class Handler:
             if isinstance(exchange.relayed, Metered):
                 exchange.end = exchange.relayed.end
 
-    async def _cut(self, exchange: Exchange, lease: LeaseHandle) -> Written:
+    async def _cut(self, exchange: Exchange) -> Written:
         """The drain's end came first: a truthful error where nothing was sent yet, else a visible break."""
         if exchange.request.writer.output_size == 0:
-            claim = lease.claim
-            return exchange.answer(
-                self._refusal(
-                    exchange,
-                    Reject(exchange.lease_id, RejectReason.DRAINING, claim.tokens, max(claim.prompts)),
-                )
-            )
+            return exchange.answer(errors.cut_short(exchange.match.api))
         return await self._break_off(exchange, _CUT)
 
     # --- the way to the engine and back -------------------------------------------------------------

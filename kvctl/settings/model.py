@@ -93,6 +93,10 @@ class Settings(BaseSettings):
     """Believe capacity_tokens even where the engine says otherwise."""
     fallback_budget_tokens: t.Count = Field(default=16384, ge=1, le=MANY)
     """Budget while the capacity is unknown or the telemetry is stale."""
+    plan_model: t.MaybePath = None
+    """The model's folder (config.json), to plan the pool; none: the folder that tokenizer names."""
+    plan_flags: t.PlanFlags = ""
+    """Flags of kvctl plan that the engine does not tell, such as --tp 2 --gpu H100."""
     max_logprobs: t.MaybeCount = Field(default=20, ge=0, le=MANY)
     """Log-probabilities a token that a request may ask for; they take memory that no KV budget covers."""
     overload_status: t.OverloadStatus = 429

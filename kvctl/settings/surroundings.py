@@ -1,13 +1,11 @@
 """What of the settings this machine does not live up to. Blocks; for check-config and the start.
 
-Law 8: degraded is a state, not an exit. Without a writable folder the daemon starts and does without; a
-tokenizer that cannot be read is the one thing here that keeps it from starting.
+Law 8: degraded is a state, not an exit. Without a writable folder the daemon starts and does without.
 """
 
 import os
 import resource
 from collections.abc import Iterator
-from pathlib import Path
 
 from kvctl.settings.model import Settings
 from kvctl.settings.usual import writable
@@ -25,7 +23,6 @@ def warnings(settings: Settings) -> Iterator[str]:
     if most != resource.RLIM_INFINITY and most < FEW_DESCRIPTORS:
         remedy = "raise LimitNOFILE (ulimit -Hn)"
         yield f"descriptors: {most} at most, enough for about {most // 2} requests at once; {remedy}"
-    local = settings.tokenizer not in ("engine", "bound")
-    if local and not os.access(Path(settings.tokenizer).expanduser(), os.R_OK):
-        remedy = "kvctl would not start; set the model's folder, or engine"
-        yield f"tokenizer {settings.tokenizer} cannot be read: {remedy}"
+    if settings.plan_model is not None and not os.access(settings.plan_model, os.R_OK):
+        remedy = "the pool is not planned; name the model's folder"
+        yield f"plan_model {settings.plan_model} cannot be read: {remedy}"

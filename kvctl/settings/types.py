@@ -50,6 +50,15 @@ def _cards(given: tuple[str, ...]) -> tuple[str, ...]:
     return given
 
 
+def _plan_flags(given: str) -> str:
+    """The planner judges them: the daemon would only find out when the engine is there."""
+    from kvctl.plan.flag_text import parse_flags  # noqa: PLC0415 - most settings have none
+
+    if given:
+        parse_flags(given)
+    return given
+
+
 _SECONDS = (_shown_by(units.show_duration), Form("duration", "a time such as 200ms, 30s or 10min"))
 _COUNT = (_shown_by(str), Form("number", "a whole number"))
 _LIST = (BeforeValidator(_listed), _shown_by(",".join))
@@ -73,6 +82,19 @@ Text = Annotated[
     str, StringConstraints(strip_whitespace=True, pattern=r"^\P{Cc}+$"), Form("text", "text, in one line")
 ]
 WholePath = Annotated[Path, AfterValidator(units.whole_path), Form("path", "an absolute path")]
+MaybePath = Annotated[
+    Path | None,
+    BeforeValidator(_or_none),
+    AfterValidator(lambda path: None if path is None else units.whole_path(path)),
+    _shown_by(str),
+    Form("path", "an absolute path"),
+]
+PlanFlags = Annotated[
+    str,
+    StringConstraints(strip_whitespace=True),
+    AfterValidator(_plan_flags),
+    Form("flags", "flags of kvctl plan, such as --tp 2 --gpu H100, or nothing"),
+]
 SocketPath = Annotated[
     Path, AfterValidator(units.socket_path), Form("path", "an absolute path of at most 107 bytes")
 ]

@@ -35,8 +35,8 @@ PATIENCE_S = 600.0  # after the last arrival
 class Scene:
     """All of a run but its policy.
 
-    ``cap`` is what the caller of a row sends as its output limit; ``ttft_s`` and ``itl_s`` are the targets that
-    the gate's guards are told.
+    ``cap`` is what the caller of a row sends as its output limit; ``ttft_s`` and ``itl_s`` are the targets
+    that the gate's guards are told.
     """
 
     rows: Sequence[Row]

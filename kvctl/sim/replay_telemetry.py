@@ -72,7 +72,7 @@ class Telemetry:
             kv_usage_ratio=page.kv_usage_ratio,
             running=page.running,
             waiting=page.waiting,
-            waiting_for_capacity=page.waiting,  # of blocks or of a slot: the engine knows no other reason here
+            waiting_for_capacity=page.waiting,  # for blocks, a slot or a step: not for anything else
             preemptions_total=page.preemptions,
             prompt_tokens_total=page.prompt_tokens,
             generation_tokens_total=page.generation_tokens,

@@ -319,3 +319,16 @@ def test_on_the_loop_that_the_daemon_uses(new_desk: NewDesk, tmp_path: Path) -> 
         runner.run(serve())
     assert applied[-1][Knob.MARGIN] == 0.12
     assert json.loads((tmp_path / "state" / "audit.jsonl").read_text())["pid"] == os.getpid()
+
+
+async def test_a_caller_who_breaks_off_is_no_defect(office: Office, caplog: pytest.LogCaptureFixture) -> None:
+    """A killed ``kvctl set`` leaves no traceback and changes nothing."""
+    for _ in range(3):
+        _, writer = await asyncio.open_unix_connection(office.socket)
+        whole = request("PUT", "/v1/overrides/margin", json.dumps(BODY).encode())
+        writer.write(whole[:-5])
+        await asyncio.sleep(0.05)
+        writer.close()
+    await asyncio.sleep(0.05)
+    assert (await office.call("get", "/v1/overrides"))["revision"] == 0
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []

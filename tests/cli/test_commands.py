@@ -192,10 +192,13 @@ async def test_check_config(kvctl: Kvctl, tmp_path: Path) -> None:
     assert (done.status, len(json.loads(done.out)["problems"])) == (1, 2)
     config.write_text(f"engine_url = 'http://h:1'\nstate_dir = '{tmp_path}'\ntokenizer = '/nowhere'\n")
     done = await kvctl("check-config", "--config", str(config))
-    assert (done.status, done.out.splitlines()[-1]) == (0, "the settings are good")
-    assert done.out.startswith("warning: tokenizer /nowhere cannot be read")
+    assert (done.status, done.out) == (1, "")
+    assert done.err.startswith("kvctl: tokenizer: /nowhere")
     done = await kvctl("check-config", "-o", "json", KVCTL_CONFIG=str(config))
-    assert json.loads(done.out)["ok"] is True
+    assert (done.status, json.loads(done.out)["ok"]) == (1, False)
+    config.write_text(f"engine_url = 'http://h:1'\nstate_dir = '{tmp_path}'\n")
+    done = await kvctl("check-config", "--config", str(config))
+    assert (done.status, done.out.splitlines()[-1]) == (0, "the settings are good")
 
 
 async def test_show_config(daemon: Daemon, kvctl: Kvctl, tmp_path: Path) -> None:

@@ -110,10 +110,14 @@ def test_one_rank_must_hold_it_not_all_of_them_together() -> None:
     assert talk.admitted_of(100, shape(990, 10)) == 94
 
 
-def test_a_count_in_doubt_beyond_one_rank_is_neither_a_400_nor_let_in() -> None:
+def test_a_count_in_doubt_beyond_one_rank_is_no_400_and_goes_to_the_engine_when_alone() -> None:
+    """Law 4: refused for ever would be a 400 in other words."""
     talk = Conversation(context=131_072).up(
         replace(PAGE, capacity_tokens=50_000), replace(PAGE, rank="1", capacity_tokens=50_000)
     )
+    first = talk.ask(shape(97_000, 1000, exact=False))
+    assert isinstance(first, Admit)
+    assert first.alone
     assert talk.refuse(shape(97_000, 1000, exact=False)).decision is Decision.REJECT_LATER
 
 

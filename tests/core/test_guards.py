@@ -147,21 +147,45 @@ def test_a_crowd_of_the_past_is_not_held_against_a_long_answer() -> None:
     assert guard.measured_s == 0.02
 
 
+def pages(
+    guard: SlotGuard, count: int, start: float = 0.0, *, usage: float = 0.3, prefilling: int = 10
+) -> float:
+    """Pages with 64 running and 10 waiting, a lease ending between each two; returns the time after."""
+    for number in range(count):
+        guard.page(64, 10, usage, prefilling, start + number * 0.2)
+        guard.ended()
+    return start + count * 0.2
+
+
 def test_slots_are_inferred_from_a_plateau_with_an_empty_pool() -> None:
     guard = SlotGuard(None)
-    for _ in range(4):
-        guard.page(64, 10, 0.3)
+    now = pages(guard, 4)
     assert guard.limit == inf
-    guard.page(64, 12, 0.3)
+    now = pages(guard, 2, now)
     assert guard.limit == 64
-    guard.page(80, 5, 0.3)  # it runs more: it was no limit
+
+
+def test_an_inferred_limit_is_tried_again() -> None:
+    guard = SlotGuard(None)
+    now = pages(guard, 6)
+    guard.page(64, 0, 0.3, 0, now + 20)
+    assert guard.limit == 64
+    guard.page(64, 0, 0.3, 0, now + 40)
     assert guard.limit == inf
 
 
-def test_waiting_on_a_full_pool_says_nothing_of_slots() -> None:
+def test_waiting_on_a_full_pool_or_behind_a_prompt_says_nothing_of_slots() -> None:
     guard = SlotGuard(None)
-    for _ in range(20):
-        guard.page(64, 10, 0.95)
+    pages(guard, 20, usage=0.95)
+    assert guard.limit == inf
+    pages(guard, 20, prefilling=11)
+    assert guard.limit == inf
+
+
+def test_a_standing_engine_says_nothing_of_slots() -> None:
+    guard = SlotGuard(None)
+    for number in range(20):
+        guard.page(64, 10, 0.3, 10, number * 0.2)
     assert guard.limit == inf
 
 

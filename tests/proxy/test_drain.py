@@ -83,6 +83,8 @@ async def test_what_has_no_answer_yet_gets_a_503() -> None:
         answer = await call
         assert answer.startswith(b"HTTP/1.1 503 ")
         assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "draining"
+        assert b"broke" in answer or b"break off" in answer
+        assert b"Nothing was generated" not in answer
         assert it.reasons == [EndReason.SHUTDOWN]
 
 

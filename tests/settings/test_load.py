@@ -352,12 +352,10 @@ def test_warnings_of_this_machine(tmp_path: Path) -> None:
     bad = {
         "state_dir": str(tmp_path / "file"),
         "admin_socket": str(tmp_path / "file" / "s"),
-        "tokenizer": "/nowhere",
     }
     assert [text.split()[0] for text in warnings(load(None, URL, bad))] == [
         "state_dir",
         "admin_socket",
-        "tokenizer",
     ]
 
 
