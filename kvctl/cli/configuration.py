@@ -63,7 +63,7 @@ def _tokenizer_fault(tokenizer: str) -> str | None:
     try:
         load_counter(tokenizer)
     except TokenizerError as error:
-        return f"tokenizer: {error}"
+        return str(error)
     return None
 
 

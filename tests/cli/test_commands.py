@@ -193,7 +193,7 @@ async def test_check_config(kvctl: Kvctl, tmp_path: Path) -> None:
     config.write_text(f"engine_url = 'http://h:1'\nstate_dir = '{tmp_path}'\ntokenizer = '/nowhere'\n")
     done = await kvctl("check-config", "--config", str(config))
     assert (done.status, done.out) == (1, "")
-    assert done.err.startswith("kvctl: tokenizer: /nowhere")
+    assert done.err.startswith("kvctl: tokenizer '/nowhere' cannot be used")
     done = await kvctl("check-config", "-o", "json", KVCTL_CONFIG=str(config))
     assert (done.status, json.loads(done.out)["ok"]) == (1, False)
     config.write_text(f"engine_url = 'http://h:1'\nstate_dir = '{tmp_path}'\n")
