@@ -35,13 +35,13 @@ class Reported:
     @property
     def blocks(self) -> int | None:
         """Blocks of one rank; the label has the sum over the page's ranks."""
-        summed = self._number("num_gpu_blocks")
+        summed = self.number("num_gpu_blocks")
         return None if summed is None else summed // self.ranks
 
     @property
     def tokens(self) -> int | None:
         """KV tokens of one rank."""
-        return self._number("kv_cache_size_tokens")
+        return self.number("kv_cache_size_tokens")
 
     def adopt(self, flags: Flags, explicit: frozenset[str], *, pool: bool = True) -> Flags:
         """``flags`` with the engine's own where the person gave none; ``pool``: with its blocks too."""
@@ -50,7 +50,7 @@ class Reported:
         found: dict[str, Any] = {
             "version": flags.version or self.version,
             "max_model_len": flags.max_model_len or self.max_model_len,
-            "block_size": flags.block_size or self._number("block_size"),
+            "block_size": flags.block_size or self.number("block_size"),
             "num_gpu_blocks": flags.num_gpu_blocks or (self.blocks if pool else None),
             "gpu_memory_utilization": flags.gpu_memory_utilization or self._share("gpu_memory_utilization"),
         }
@@ -64,7 +64,8 @@ class Reported:
         """What the engine reports against what the plan says of so many blocks, memory aside."""
         return crosscheck(plan, self.tokens, self.blocks)
 
-    def _number(self, label: str) -> int | None:
+    def number(self, label: str) -> int | None:
+        """A positive integer label; None for "None", nonsense and absence."""
         text = self.labels.get(label, "")
         return int(text) if text.isdecimal() and int(text) > 0 else None
 

@@ -52,6 +52,7 @@ def weights_of(
         experts=feed.experts,
         dense=vocab * hidden * (1 if tied else 2) + feed.routers,
         draft=_draft(facts, feed, drafts, hidden),
+        rotary=_rotary(facts, hidden),
         tower=_tower(facts, document),
         expert=feed.expert,
         tied=tied,
@@ -168,6 +169,17 @@ def _draft(facts: Facts, feed: _Feed, drafts: tuple[Layer, ...], hidden: int) ->
     """An MTP head: a layer like the model's last, and the matrix that joins hidden state and embedding."""
     mixers = _mixers(facts, drafts, hidden)
     return (mixers or 0) + len(drafts) * (feed.of_layer + 2 * hidden * hidden)
+
+
+def _rotary(facts: Facts, hidden: int) -> int:
+    """A row for every position of the model's context: 2.5 GiB at ten million.
+
+    Source: vLLM ``model_executor/layers/rotary_embedding/base.py`` (``_compute_cos_sin_cache``).
+    """
+    width = facts.optional("qk_rope_head_dim", "head_dim", least=1)
+    if width is None:
+        width = hidden // (facts.optional(*_HEADS, least=1) or hidden)
+    return (facts.optional("max_position_embeddings", least=1) or 0) * width
 
 
 def _tower(facts: Facts, document: Mapping[str, Any]) -> int | None:

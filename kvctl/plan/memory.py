@@ -78,8 +78,11 @@ class Given:
     cpu_offload_gib: float | None = None
 
 
-def memory_of(model: Model, setup: Setup, given: Given) -> Memory:
-    """The interval of memory for KV. Raises PlanError where card or weights are wanted and unknown."""
+def memory_of(model: Model, setup: Setup, given: Given, spec: Model | None = None) -> Memory:
+    """The interval of memory for KV; ``spec``: a draft model, whose weights are there too.
+
+    Raises PlanError where card or weights are wanted and unknown.
+    """
     for size in (given.weights_gib, given.overhead_gib, given.available_gib, given.cpu_offload_gib):
         if size is not None and not 0 <= size <= _MOST_GIB:
             raise PlanError(f"{size} GiB is no amount of memory")
@@ -93,7 +96,7 @@ def memory_of(model: Model, setup: Setup, given: Given) -> Memory:
         raise PlanError(
             "give --gpu, or --available-gib, or --kv-cache-memory-bytes: how much memory is there?"
         )
-    weights = _weights(model, setup, given)
+    weights = _weights(model, setup, given, spec)
     if given.overhead_gib is not None:
         total = Term("total", _exact(given.card.total_gib), _card_source(given.card))
         terms: tuple[Term, ...] = (
@@ -152,21 +155,31 @@ def _sum(terms: tuple[Term, ...]) -> Span:
     )
 
 
-def _weights(model: Model, setup: Setup, given: Given) -> Term:
+def _weights(model: Model, setup: Setup, given: Given, spec: Model | None) -> Term:
     """Per rank: as given, else the index's or the arithmetic's share of a TP, PP (and DP) rank."""
     flags = setup.flags
     if given.weights_gib is not None:
         return Term("weights", _exact(given.weights_gib), "--weights-gib, of one rank")
     if given.weights_total_gib is not None and flags.weight_dtype == "auto":
         size = given.weights_total_gib / (flags.tp * flags.pp)
-        return _offloaded(Span(size, size * 1.005, size * 1.03), given, "safetensors beside the config")
+        found = Span(size, size * 1.005, size * 1.03)
+        return _offloaded(_with_draft(found, setup, spec), given, "safetensors beside the config")
     ranks = Ranks(tp=flags.tp, pp=flags.pp, dp=flags.dp)
     draft = flags.num_spec > 0 and (flags.spec_method or "mtp").lower() == "mtp"
     sizes = weight_bytes(model, flags.weight_dtype, setup.dtype_bytes, ranks, draft=draft)
     if sizes is None:
         raise PlanError("the weights' size cannot be worked out from this config: give --weights-gib")
-    low, likely, high = sizes
-    return _offloaded(Span(low / GIB, likely / GIB, high / GIB), given, "dimensions and dtype of the config")
+    found = _with_draft(Span(*(size / GIB for size in sizes)), setup, spec)
+    return _offloaded(found, given, "dimensions and dtype of the config")
+
+
+def _with_draft(size: Span, setup: Setup, spec: Model | None) -> Span:
+    """With a draft model's weights, where its config tells them; it may or may not be split over TP."""
+    sizes = None if spec is None else weight_bytes(spec, "auto", setup.dtype_bytes)
+    if sizes is None:
+        return size
+    low, likely, high = (each / GIB for each in sizes)
+    return Span(size.low + low / setup.flags.tp, size.likely + likely / setup.flags.tp, size.high + high)
 
 
 def _offloaded(size: Span, given: Given, source: str) -> Term:

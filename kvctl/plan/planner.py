@@ -72,7 +72,7 @@ def make_plan(model: Model, flags: Flags, given: Given, spec: Model | None = Non
     """
     _check(flags)
     setup = resolve(model, flags, given.card)
-    memory = memory_of(model, setup, given)
+    memory = memory_of(model, setup, given, spec)
     accounting = accounting_of(model, setup, spec)
     low, pool, high = (accounting.pool(int(gib * GIB)) for gib in _bounds(memory))
     fits = _fits(model, setup, pool)

@@ -80,7 +80,8 @@ class Weights:
 
     ``mixers``: projections of attention and recurrent layers; ``feed``: feed-forward matrices, shared experts
     too; ``experts``: routed experts; ``dense``: embeddings and output head, routers; ``draft``: the model's
-    own MTP head, which is loaded only to speculate. ``expert``: (input, width) of one expert.
+    own MTP head, which is loaded only to speculate; ``rotary``: elements of the table of cosines and sines,
+    whole on every rank. ``expert``: (input, width) of one expert.
     """
 
     mixers: int
@@ -88,6 +89,7 @@ class Weights:
     experts: int
     dense: int
     draft: int = 0
+    rotary: int = 0
     tower: int | None = 0  # for pictures and sound; None: there is one of unknown size
     expert: tuple[int, int] = (0, 0)
     tied: bool = False

@@ -39,7 +39,8 @@ _OFTEN_PARTIAL = (
 )  # attention left alone more often than not
 
 # Logged size over the arithmetic's: norms, biases, alignment; more for what kernels repack.
-_DOUBT_PLAIN, _DOUBT_QUANTISED = (0.99, 1.005, 1.025), (0.98, 1.0, 1.03)
+_DOUBT_PLAIN, _DOUBT_EIGHT = (0.992, 1.0, 1.012), (0.988, 1.0, 1.015)
+_DOUBT_FOUR = (0.985, 1.0, 1.025)
 _TOWERS = 0.045  # share that a tower of unknown size adds at most
 
 _EXCEPTIONS = ("ignore", "modules_to_not_convert", "exclude_modules", "ignored_layers", "exclude")
@@ -112,7 +113,8 @@ def weight_bytes(
         )
     scheme = _Scheme(bits, _kept(model, name), element, pads=name == "mxfp4")
     low, likely, high = (
-        scheme.size(spread, end, draft=draft) * doubt for end, doubt in enumerate(_DOUBT_QUANTISED)
+        scheme.size(spread, end, draft=draft) * doubt
+        for end, doubt in enumerate(_DOUBT_EIGHT if bits is _EIGHT else _DOUBT_FOUR)
     )
     return low, likely, high
 
@@ -125,6 +127,7 @@ class _Spread:
     feed: float
     experts: float
     dense: float
+    rotary: float
     draft: float
     towers: tuple[float, float, float]
     padding: float
@@ -142,6 +145,7 @@ def _spread(weights: Weights, ranks: Ranks) -> _Spread:
         feed=weights.feed / each,
         experts=weights.experts / (each * ranks.dp),
         dense=weights.dense * ends / ranks.tp,
+        rotary=weights.rotary,
         draft=weights.draft / ranks.tp,
         towers=(0.6 * known / ranks.tp, known / ranks.tp + unknown / 4, 1.1 * known + unknown),
         padding=_padding(weights, ranks.tp),
@@ -158,7 +162,8 @@ def _padding(weights: Weights, tp: int) -> float:
 
 
 def _plain(spread: _Spread, size: int, *, draft: bool) -> tuple[float, float, float]:
-    whole = spread.mixers + spread.feed + spread.experts + spread.dense + (spread.draft if draft else 0)
+    parts = (spread.mixers, spread.feed, spread.experts, spread.dense, spread.rotary)
+    whole = sum(parts) + (spread.draft if draft else 0)
     low, likely, high = (
         (whole * doubt + tower) * size for doubt, tower in zip(_DOUBT_PLAIN, spread.towers, strict=True)
     )
@@ -182,7 +187,7 @@ class _Scheme:
             self._some(spread.mixers, kept.mixers, end)
             + self._some(spread.feed, kept.feed, end)
             + self._some(spread.experts, kept.experts, end) * padding
-            + (spread.dense + spread.towers[end]) * self.element
+            + (spread.dense + spread.rotary + spread.towers[end]) * self.element
             + (self._some(spread.draft, (0.0, 0.5, 1.0)[end], end) if draft else 0.0)
         )
 

@@ -180,14 +180,20 @@ def test_the_smallest_card_that_answers() -> None:
     assert smallest_card([sample("c", None)]) is None
 
 
-async def test_the_daemon_gates_on_the_plan_where_the_engine_is_silent(model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("page", [SILENT, "up 1\n"], ids=["without a pool", "--disable-log-stats"])
+async def test_the_daemon_gates_on_the_plan_where_the_engine_is_silent(
+    model: Path, tmp_path: Path, page: str
+) -> None:
     async with (
-        engine(SILENT) as url,
+        engine(page) as url,
         daemon(tmp_path, url, PLAN_MODEL=str(model), PLAN_FLAGS=MEMORY, GPUS="none") as it,
     ):
-        await until(lambda: any("by the plan's low end" in line for line in it.lines()))
-        page = await it.metrics()
         await until(lambda: any("estimated by the planner" in line for line in it.lines()))
-    assert f'kvctl_capacity_tokens{{engine="{url}"}} 49136' in page
-    assert f'kvctl_capacity_known{{engine="{url}"}} 0' in page
-    assert f'kvctl_capacity_source{{engine="{url}",source="plan"}} 1' in page
+        assert any("by the plan's low end" in line for line in it.lines())
+        shown = await it.metrics()
+        assert f'kvctl_capacity_tokens{{engine="{url}"}} 49136' in shown
+        assert f'kvctl_capacity_known{{engine="{url}"}} 0' in shown
+        assert f'kvctl_capacity_source{{engine="{url}",source="plan"}} 1' in shown
+        async with asyncio.timeout(30):
+            while f'kvctl_budget_tokens{{engine="{url}"}} 46679' not in await it.metrics():  # noqa: ASYNC110
+                await asyncio.sleep(0.1)

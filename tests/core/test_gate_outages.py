@@ -6,6 +6,7 @@ import pytest
 
 from kvctl.core.engine_view import ViewConfig
 from kvctl.core.events import (
+    CapacityPlanned,
     ConnectFailed,
     DrainChanged,
     EngineDescribed,
@@ -245,3 +246,26 @@ def test_a_restart_is_told_and_starts_from_the_new_pool() -> None:
     assert EngineRestarted("0") in told
     assert talk.status.pressure[Pressure.PREEMPTION] == 1.0
     assert talk.budget == 22_800
+
+
+def test_an_engine_that_never_shows_a_page_is_gated_on_the_plan_where_there_is_one() -> None:
+    """--disable-log-stats: it answers, and says nothing of its pool. Before the plan: the fallback."""
+    talk = Conversation(GateConfig(fallback_budget_tokens=16_384))
+    talk.say(EngineDescribed(EngineInfo(models=("tiny",), context_tokens=8_192)))
+    talk.starve(30.0, SourceFault.NO_SERIES)
+    assert talk.state is EngineState.NO_TELEMETRY
+    assert talk.budget <= 16_384
+    talk.say(CapacityPlanned(40_000))
+    talk.starve(10.0, SourceFault.NO_SERIES)
+    assert talk.budget == 38_000
+    talk.say(CapacityPlanned(None))
+    talk.starve(30.0, SourceFault.NO_SERIES)
+    assert talk.budget <= 16_384
+
+
+def test_a_pool_that_was_known_shrinks_to_the_fallback_all_the_same() -> None:
+    """A page that vanished is an outage: the plan is no reason to go on blind."""
+    talk = Conversation(GateConfig(fallback_budget_tokens=16_384)).up()
+    talk.say(CapacityPlanned(40_000))
+    talk.starve(60.0, SourceFault.NO_SERIES)
+    assert talk.budget <= 16_384

@@ -13,6 +13,7 @@ from typing import Any
 from kvctl.plan import GIB, Flags, Given, Model, Plan, card_of, describe, make_plan
 from kvctl.plan.accounting import VllmAccounting
 from kvctl.plan.vllm import needed_bytes, pool_of_blocks
+from kvctl.plan.weighing import Ranks, weight_bytes
 
 FILE = Path(__file__).with_name("cases.jsonl")
 HALF_DIGIT = 0.005
@@ -166,6 +167,18 @@ def _sglang(case: Case) -> Iterator[Figure]:
         states = float(details["state_gib"])  # type: ignore[arg-type]
         both = case.logged["ssm_gb"] + case.logged["conv_gb"]
         yield Figure(case.id, case.kind, "ssm_gb + conv_gb", both, states, states, 0.011)
+
+
+def weights_of(case: Case) -> tuple[float, float, float, float] | None:
+    """GiB on one rank from the config alone (low, likely, high), and as logged; None where one is unknown."""
+    logged, flags = case.logged.get("model_load_gib"), case.flags
+    ranks = Ranks(tp=flags.get("tp", 1), pp=flags.get("pp", 1), dp=flags.get("dp", 1))
+    draft = flags.get("num_spec", 0) > 0 and flags.get("spec_method") == "mtp"
+    sizes = weight_bytes(case.model, flags.get("weight_dtype", "auto"), 2, ranks, draft=draft)
+    if logged is None or sizes is None:
+        return None
+    low, likely, high = (size / GIB - (case.cpu_offload_gib or 0) for size in sizes)
+    return low, likely, high, logged
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ import sys
 from collections import Counter
 from statistics import median
 
-from tests.plan.cases import Figure, Interval, figures, interval, load
+from tests.plan.cases import Case, Figure, Interval, figures, interval, load, weights_of
 
 say = print
 
@@ -21,6 +21,7 @@ def main(arguments: list[str]) -> None:
             word = "inside " if figure.inside else "OUTSIDE"
             planned = f"{figure.low:,.2f} to {figure.high:,.2f} ({figure.error:+.2%})"
             say(f"  {word} {figure.case} {figure.name}: logged {figure.logged:,}, plan {planned}")
+    _weights(cases)
     for source, weights in (("as logged", True), ("from config", False)):
         rows = [each for case in cases if (each := interval(case, weights=weights)) is not None]
         _intervals(f"memory interval, weights {source}", rows, arguments)
@@ -32,6 +33,16 @@ def _told(title: str, found: list[Figure]) -> None:
     for kind, number in sorted(Counter(figure.kind for figure in found).items()):
         good = sum(figure.inside for figure in found if figure.kind == kind)
         say(f"    {kind:24} {good:3} of {number:3}")
+
+
+def _weights(cases: list[Case]) -> None:
+    rows = [(case, found) for case in cases if (found := weights_of(case)) is not None]
+    inside = sum(low <= logged <= high for _, (low, _, high, logged) in rows)
+    distance = median(abs(logged / likely - 1) for _, (_, likely, _, logged) in rows)
+    say(f"weights from config: {inside} of {len(rows)} inside, median distance {distance:.1%}")
+    for case, (low, likely, high, logged) in rows:
+        if not low <= logged <= high:
+            say(f"  OUTSIDE {case.id}: logged {logged:.2f}, {low:.2f} / {likely:.2f} / {high:.2f} GiB")
 
 
 def _intervals(title: str, found: list[Interval], arguments: list[str]) -> None:

@@ -1,0 +1,188 @@
+"""``kvctl doctor`` as a process of its own, before a simulated engine over real HTTP."""
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from kvctl.sim.profiles import PROFILES
+from kvctl.sim.scheduler import EngineConfig
+from kvctl.sim.server import SimServer
+from tests.cli.conftest import Daemon, Done, Kvctl
+from tests.plan.configs import LLAMA3_8B
+from tests.tokens.tiny import write
+
+CHECKS = [
+    "settings", "engine", "metrics", "tokenizer", "capacity", "gpu", "state_dir", "admin_socket",
+    "descriptors", "clock", "daemon",
+]  # fmt: skip
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[SimServer]:
+    server = SimServer(EngineConfig(profile=PROFILES["1.5b-shared"], blocks=1000, block_size=16))
+    await server.start()
+    yield server
+    await server.close()
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(LLAMA3_8B), encoding="utf-8")
+    return folder
+
+
+class Doctor:
+    """Runs the command; ``found`` is its JSON by check."""
+
+    def __init__(self, kvctl: Kvctl, folder: Path) -> None:
+        self._kvctl, self._folder = kvctl, folder
+
+    async def __call__(self, url: str, *arguments: str, **settings: str) -> Done:
+        given = {"ENGINE_URL": url, "STATE_DIR": str(self._folder), "GPUS": "none", **settings}
+        return await self._kvctl(
+            "doctor", *arguments, **{f"KVCTL_{key}": text for key, text in given.items()}
+        )
+
+    async def found(self, url: str, status: int, **settings: str) -> Mapping[str, Mapping[str, Any]]:
+        done = await self(url, "-o", "json", **settings)
+        assert (done.status, done.err) == (status, "")
+        document = json.loads(done.out)
+        assert document["ok"] is (status == 0)
+        for each in document["checks"]:
+            assert each["result"] == "pass" or each["remedy"], each
+        return {each["check"]: each for each in document["checks"]}
+
+
+@pytest.fixture
+def doctor(kvctl: Kvctl, tmp_path: Path) -> Doctor:
+    return Doctor(kvctl, tmp_path)
+
+
+async def test_all_is_well_before_a_good_engine(doctor: Doctor, engine: SimServer) -> None:
+    found = await doctor.found(engine.url, 0)
+    assert list(found) == CHECKS
+    assert found["engine"]["found"] == "sim, context 8,192 tokens"
+    assert found["metrics"]["found"] == "1 rank, usage gauge vllm:kv_cache_usage_perc (new name)"
+    assert found["tokenizer"]["found"].startswith('the engine counts: "The quick brown fox ..." is ')
+    assert "15,984 KV tokens; not compared" in found["capacity"]["found"]
+    assert found["daemon"]["result"] == "warn"
+
+
+async def test_the_table_has_a_line_a_check_and_the_remedies(doctor: Doctor, engine: SimServer) -> None:
+    done = await doctor(engine.url, TOKENIZER="bound")
+    assert (done.status, done.err) == (0, "")
+    lines = done.out.splitlines()
+    assert [line.split()[0] for line in lines if line and line[0].isalpha()] == CHECKS
+    assert any(line.startswith("    -> set tokenizer to the model's folder") for line in lines)
+    assert lines[-1].startswith("11 checks: 0 failed, ")
+
+
+async def test_the_pool_is_compared_with_the_plan(doctor: Doctor, engine: SimServer, model: Path) -> None:
+    """1,000 blocks of 16 tokens at 128 KiB are 1.953 GiB."""
+    planned = {"PLAN_MODEL": str(model), "PLAN_FLAGS": "--available-gib 1.9532"}
+    found = await doctor.found(engine.url, 0, **planned)
+    assert found["capacity"]["result"] == "pass"
+    assert "16,000 KV tokens: as planned" in found["capacity"]["found"]
+    larger = planned | {"PLAN_FLAGS": "--gpu 24GiB --weights-gib 16 --overhead-gib 2"}
+    found = await doctor.found(engine.url, 0, **larger)
+    assert found["capacity"]["result"] == "warn"
+    assert "67% less than the plan's least" in found["capacity"]["found"]
+    found = await doctor.found(engine.url, 0, PLAN_MODEL=str(model))
+    assert found["capacity"]["result"] == "pass"
+
+
+async def test_a_model_that_cannot_be_planned_is_a_warning(
+    doctor: Doctor, engine: SimServer, model: Path
+) -> None:
+    (model / "config.json").write_text('{"model_type": "rwkv"}', encoding="utf-8")
+    found = await doctor.found(engine.url, 0, PLAN_MODEL=str(model))
+    assert found["capacity"]["result"] == "warn"
+    assert "RWKV" in found["capacity"]["found"]
+
+
+async def test_a_tokenizer_of_another_model_fails(doctor: Doctor, engine: SimServer, tmp_path: Path) -> None:
+    folder = write(tmp_path / "tokenizer")
+    found = await doctor.found(engine.url, 1, TOKENIZER=str(folder))
+    assert found["tokenizer"]["result"] == "fail"
+    assert "of 5 probes count otherwise" in found["tokenizer"]["found"]
+    found = await doctor.found(engine.url, 1, TOKENIZER=str(tmp_path / "nothing"))
+    assert found["tokenizer"]["result"] == "fail"
+
+
+async def test_nobody_at_the_engines_address(doctor: Doctor, engine: SimServer) -> None:
+    url = engine.url
+    await engine.close()
+    found = await doctor.found(url, 1)
+    failed = {check for check, each in found.items() if each["result"] == "fail"}
+    assert failed == {"engine", "metrics"}
+    assert "cannot connect" in found["engine"]["found"]
+
+
+@pytest.mark.parametrize(
+    ("page", "result", "text"),
+    [
+        (
+            "vllm:gpu_cache_usage_perc 0.5\nvllm:num_requests_running 1\n",
+            "warn",
+            "gpu_cache_usage_perc (old name)",
+        ),
+        ("up 1\n", "warn", "no series of vLLM"),
+        ("sglang:num_running_reqs 1\n", "fail", "the page is of sglang"),
+    ],
+)
+async def test_pages_that_are_less_than_they_could_be(
+    doctor: Doctor, page: str, result: str, text: str
+) -> None:
+    async def metrics(_: web.Request) -> web.Response:
+        return web.Response(text=page)
+
+    async def models(_: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "m", "max_model_len": 4096}]})
+
+    app = web.Application()
+    app.router.add_get("/metrics", metrics)
+    app.router.add_get("/v1/models", models)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        host, port = runner.addresses[0]
+        found = await doctor.found(f"http://{host}:{port}", int(result == "fail"))
+    finally:
+        await runner.cleanup()
+    assert found["metrics"]["result"] == result
+    assert text in found["metrics"]["found"]
+    assert found["tokenizer"]["result"] == "warn"
+    assert "16,384" in found["capacity"]["found"]
+
+
+async def test_bad_settings_are_all_there_is_to_say(kvctl: Kvctl) -> None:
+    done = await kvctl("doctor", "-o", "json", KVCTL_MARGIN="12", KVCTL_PLAN_FLAGS="--tpp 2")
+    checks = json.loads(done.out)["checks"]
+    assert done.status == 1
+    assert {each["check"] for each in checks} == {"settings"}
+    assert any("--tpp 2: unknown flag" in each["found"] for each in checks)
+
+
+async def test_folders_that_cannot_be_written(doctor: Doctor, engine: SimServer, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    inside = str(tmp_path / "file" / "in")
+    found = await doctor.found(engine.url, 0, STATE_DIR=inside, ADMIN_SOCKET=f"{inside}/kvctl.sock")
+    assert [found[each]["result"] for each in ("state_dir", "admin_socket")] == ["warn", "warn"]
+
+
+async def test_a_running_daemon_is_asked(doctor: Doctor, daemon: Daemon) -> None:
+    own = "http://127.0.0.1:8000"
+    found = await doctor.found("http://127.0.0.1:1", 1)
+    assert f"gates {own}, not http://127.0.0.1:1" in found["daemon"]["found"]
+    found = await doctor.found(own, 1)  # the stand's engine does not listen
+    assert found["daemon"]["result"] == "pass"
+    daemon.stand.draining = True
+    found = await doctor.found(own, 1)
+    assert (found["daemon"]["result"], found["daemon"]["remedy"]) == ("warn", "kvctl undrain")
