@@ -77,7 +77,7 @@ class EngineState(StrEnum):
     UP = "up"  # telemetry fresh
     LATE = "late"  # telemetry a few polls old: hold, ledger only
     STALE = "stale"  # telemetry older than stale_after: the budget shrinks to the fallback
-    NO_TELEMETRY = "no_telemetry"  # reachable, but its page has nothing to judge by: fallback budget
+    NO_TELEMETRY = "no_telemetry"  # reachable, but its page has nothing to judge by: a guessed budget
     UNREACHABLE = "unreachable"
     ASLEEP = "asleep"
     WEDGED = "wedged"

@@ -8,7 +8,7 @@ _STATE_MEANS = {
     EngineState.UP: "telemetry is fresh",
     EngineState.LATE: "telemetry is late; the ledger alone decides",
     EngineState.STALE: "telemetry is stale; the budget shrinks to the fallback",
-    EngineState.NO_TELEMETRY: "the engine answers, but its page says nothing to judge by; fallback budget",
+    EngineState.NO_TELEMETRY: "the engine answers, but its page says nothing to judge by; a guessed budget",
     EngineState.UNREACHABLE: "the engine cannot be reached; requests get 503",
     EngineState.ASLEEP: "the engine sleeps; requests get 503",
     EngineState.WEDGED: "requests are in flight but nothing moves; requests get 503",

@@ -4,7 +4,7 @@ Every change of it is told with its reason (law 9). What is in flight is the dem
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kvctl.core.budget import Budget, Capacity, budget_of, capacity_of, reason_of_change
 from kvctl.core.claim import Limits
@@ -65,6 +65,7 @@ class Supply:
         self._ignored_at = float("-inf")
         self._fullest_before: float | None = None
         self._planned: int | None = None
+        self._last_told: Capacity | None = None
         self.capacity = self._read_capacity()
         self.budget = self._read_budget()
         self._told = self.budget
@@ -83,6 +84,7 @@ class Supply:
         moved = self.view.scraped(samples, now)
         told: list[Command] = [EngineRestarted(rank) for rank in moved.restarted]
         if moved.restarted:
+            self._last_told = None
             self._reconciler.another_pool()
         if moved.restarted or first:
             self._memory.engine_started()
@@ -227,8 +229,15 @@ class Supply:
         if blind and now - self._shrunk_at >= self._config.poll_interval_s:
             self._shrunk_at = now
             self._reconciler.blind()
+            if self._silent_but_planned():
+                self._telemetry.reopen()
+                return
             whole = self.capacity.total * (1.0 - self.margin_ratio)
             self._telemetry.shrink(self._config.fallback_budget_tokens / max(whole, 1.0))
+
+    def _silent_but_planned(self) -> bool:
+        """An engine that answers and never told its pool: the plan is the guess, not the fallback."""
+        return self.state is EngineState.NO_TELEMETRY and self.capacity.source is CapacitySource.PLAN
 
     # --- readings -----------------------------------------------------------------------------------
 
@@ -246,6 +255,15 @@ class Supply:
         )
 
     def _read_capacity(self) -> Capacity:
+        """A pool does not change while its process lives: once told, it holds through pages that lack it."""
+        fresh = self._told_or_guessed()
+        if fresh.source is CapacitySource.ENGINE:
+            self._last_told = fresh
+        elif fresh.source is not CapacitySource.OPERATOR and self._last_told is not None:
+            return replace(self._last_told, exact=False)
+        return fresh
+
+    def _told_or_guessed(self) -> Capacity:
         config = self._config
         return capacity_of(
             self.view.samples,

@@ -210,6 +210,6 @@ def test_a_planned_capacity_admits_more_than_the_fallback_and_never_proves_a_400
     assert large.refuse(shape(90_000, 100)).decision is Decision.REJECT_LATER
     large.page(capacity_tokens=48_000)
     assert large.status.capacity_source == "engine"
-    large.page(capacity_tokens=None)
+    large.page(capacity_tokens=None, started_at=2000.0)  # another process, which does not tell
     large.say(CapacityPlanned(None))
     assert large.status.capacity_source == "fallback"

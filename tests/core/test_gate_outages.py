@@ -269,3 +269,15 @@ def test_a_pool_that_was_known_shrinks_to_the_fallback_all_the_same() -> None:
     talk.say(CapacityPlanned(40_000))
     talk.starve(60.0, SourceFault.NO_SERIES)
     assert talk.budget <= 16_384
+
+
+def test_a_pool_once_told_holds_until_the_engine_restarts() -> None:
+    """A page that lacks the capacity is no other pool; but it proves no 400 any more."""
+    talk = Conversation(context=131_072).up()
+    talk.page(capacity_tokens=None, capacity_exact=False)
+    assert talk.status.capacity_tokens == 48_000
+    assert talk.status.capacity_known
+    talk.admit()
+    assert talk.refuse(shape(60_000, 1000)).decision is Decision.REJECT_LATER
+    talk.page(capacity_tokens=None, capacity_exact=False, started_at=2000.0)
+    assert not talk.status.capacity_known
