@@ -33,22 +33,19 @@ from kvctl.control.scraper import Scraper
 from kvctl.control.telling import tell
 from kvctl.control.ticker import Beat, Ticker
 from kvctl.control.tokenizer_check import TokenizerCheck
-from kvctl.core.engine_view import ViewConfig
 from kvctl.core.events import DrainChanged, KnobsChanged
 from kvctl.core.gate import Gate
 from kvctl.core.outcomes import SERVING, Policy, ProxyFault
 from kvctl.core.overrides import Knob, bounds
 from kvctl.core.sentence import state_means
-from kvctl.core.supply import GateConfig
-from kvctl.engines.base import Engine
 from kvctl.engines.detect import engine_of
 from kvctl.gpu.base import GpuSource
 from kvctl.gpu.sources import make_source
 from kvctl.metrics import CONTENT_TYPE, Metrics, SourceView
+from kvctl.part_configs import gate_config, proxy_config
 from kvctl.plan import Card
 from kvctl.proxy.bodies import Reader
 from kvctl.proxy.pool import Upstream
-from kvctl.proxy.seams import ProxyConfig
 from kvctl.proxy.server import Proxy
 from kvctl.proxy_metrics import ProxyReports
 from kvctl.settings.model import Settings
@@ -76,7 +73,7 @@ class Daemon:
         self._told_at = float("-inf")
         self._sentence = "starting"
         self._engine = engine_of(settings.engine)
-        self.keeper = Gatekeeper(Gate(_gate_config(settings, self._engine)), self._clock, [tell])
+        self.keeper = Gatekeeper(Gate(gate_config(settings, self._engine)), self._clock, [tell])
         self.desk = Desk(
             limits=bounds(settings.margin_min, settings.margin_max),
             ttl_max_s=settings.override_ttl_max,
@@ -111,7 +108,7 @@ class Daemon:
             upstream=self.upstream,
             engine=self._engine,
             reader=self._make_reader(counter),
-            config=_proxy_config(settings),
+            config=proxy_config(settings),
             metrics=reports,
             ready=self.readiness,
         )
@@ -183,12 +180,13 @@ class Daemon:
         """The state of now."""
         now = self._clock()
         reading = None if self.cards is None else self.cards.latest
+        gate = self.keeper.gate.status(now)
         return DaemonStatus(
             now=now,
             started_at=self._started_at,
-            sentence=self._sentence,
+            sentence=gate.sentence,
             draining=self.keeper.gate.draining,
-            engines={self._settings.engine_url: self.keeper.gate.status(now)},
+            engines={self._settings.engine_url: gate},
             gpus=() if reading is None else reading.samples,
             gpu_fault=None if reading is None else reading.fault,
         )
@@ -359,44 +357,3 @@ async def _run_until_signal(settings: Settings) -> None:
         await serve(settings, stop=stop)
     except asyncio.CancelledError:
         logs.event(log, logging.WARNING, "cut", "a second signal cut the drain short")
-
-
-def _gate_config(settings: Settings, engine: Engine) -> GateConfig:
-    late = 2 * settings.scrape_interval + settings.scrape_timeout
-    return GateConfig(
-        margin_ratio=settings.margin,
-        policy=settings.policy,
-        fallback_budget_tokens=settings.fallback_budget_tokens,
-        capacity_tokens=settings.capacity_tokens,
-        capacity_force=settings.capacity_force,
-        max_context=settings.max_context,
-        clamps_output=engine.clamps_output,
-        gpu_guard_bytes=settings.gpu_guard,
-        poll_interval_s=settings.scrape_interval,
-        retry_after_max_s=settings.retry_after_max,
-        ttft_target_s=settings.ttft_target,
-        itl_target_s=settings.itl_target,
-        max_num_seqs=settings.max_num_seqs,
-        jitter_seed=time.time(),
-        view=ViewConfig(
-            late_after_s=min(late, settings.stale_after),
-            stale_after_s=settings.stale_after,
-            stall_timeout_s=settings.stall_timeout,
-            cards_named=settings.gpus != ("all",),
-        ),
-    )
-
-
-def _proxy_config(settings: Settings) -> ProxyConfig:
-    return ProxyConfig(
-        overload_status=settings.overload_status,
-        retry_after_max=settings.retry_after_max,
-        max_body_bytes=settings.max_body_bytes,
-        max_body_bytes_total=settings.max_body_bytes_total,
-        header_timeout=settings.header_timeout,
-        body_timeout=settings.body_timeout,
-        client_write_timeout=settings.client_write_timeout,
-        base_path=settings.base_path,
-        opened=settings.routes_pass,
-        admin_opened=settings.routes_admin_pass,
-    )

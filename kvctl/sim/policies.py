@@ -36,14 +36,14 @@ REFUSED = Verdict(admitted=False)
 
 
 class Door:
-    """A policy at work. Every method but ``arrived`` may be left as it is. ``now`` is seconds."""
+    """A policy at work. Every method may be left as it is: an open door. ``now`` is seconds."""
 
     follows_tokens = False
     """Whether ``progressed`` is worth calling."""
 
-    def arrived(self, offer: Offer, now: float) -> Verdict:
-        """An attempt."""
-        raise NotImplementedError
+    def arrived(self, offer: Offer, now: float) -> Verdict:  # noqa: ARG002 - one signature
+        """An attempt: let in, unless a policy knows better."""
+        return ADMITTED
 
     def progressed(self, request_id: str, tokens: int, now: float) -> None:
         """``tokens`` more of an answer came, the first token by itself."""
@@ -69,14 +69,6 @@ class Door:
     def budget(self, now: float) -> int | None:  # noqa: ARG002 - most have none
         """KV tokens that may be in flight, where the policy knows such a thing."""
         return None
-
-
-class Everybody(Door):
-    """No gate: the engine's own queue takes all."""
-
-    def arrived(self, offer: Offer, now: float) -> Verdict:  # noqa: ARG002 - one signature
-        """Come in."""
-        return ADMITTED
 
 
 class Concurrency(Door):

@@ -53,6 +53,8 @@ def parse_fault(text: str) -> Fault:
     """``KIND[=VALUE][@SECONDS]``. Raises ValueError."""
     head, _, at = text.partition("@")
     word, _, value = head.partition("=")
+    if word not in set(FaultKind):
+        raise ValueError(f"no such kind; there are {', '.join(FaultKind)}")
     kind = FaultKind(word)
     fault = Fault(kind, float(value) if value else _USUAL[kind], float(at) if at else 0.0)
     if not (0.0 < fault.value < float("inf") and 0.0 <= fault.at_s < float("inf")):

@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from kvctl.core.outcomes import Policy
 from kvctl.core.supply import GateConfig
-from kvctl.sim.policies import Concurrency, Door, Everybody, KvGauge
+from kvctl.sim.policies import Concurrency, Door, KvGauge
 from kvctl.sim.policies_core import Clairvoyant, CoreGate
 from kvctl.sim.policies_past_future import PastFuture
 from kvctl.sim.replay import Run, Scene, replay
@@ -85,7 +85,7 @@ _MAKERS: Mapping[str, Callable[[Spec, Scene], Door]] = MappingProxyType(
     {
         "forecast": _core,
         "static": _core,
-        "none": lambda spec, scene: Everybody(),  # noqa: ARG005
+        "none": lambda spec, scene: Door(),  # noqa: ARG005
         "concurrency": _limited,
         "kv-gauge": lambda spec, scene: KvGauge(),  # noqa: ARG005
         "engine-queue": _limited,
