@@ -124,6 +124,14 @@ def test_lines_and_table_show_the_play(a_play: Play) -> None:
         assert words in shown
 
 
+def test_the_live_table_fits_a_small_terminal(a_play: Play) -> None:
+    console = Console(width=80, record=True, file=StringIO())
+    console.print(live_table(a_play))
+    shown = console.export_text()
+    assert all(word in shown for word in ("forecast", "waiting", "preempted"))
+    assert "\u2026" not in shown
+
+
 def test_page_of_another_engine_reads_as_zeros() -> None:
     assert read_page("# TYPE x gauge\nx 1\n") == EngineReading()
     page = 'vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.5\nsim:slipped_seconds_total 0.25\n'

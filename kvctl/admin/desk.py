@@ -199,7 +199,8 @@ class Desk:
         self._apply(self.values())
         sentence = f"{line['user']} {line['verb']} {knob}: {show(knob, before)} to {show(knob, new)}"
         word = f"override_{line['verb']}"
-        logs.event(log, logging.INFO, word, sentence, knob=knob, revision=revision, reason=line.get("reason"))
+        why = {"reason": line["reason"]} if line.get("reason") else {}
+        logs.event(log, logging.INFO, word, sentence, knob=knob, revision=revision, **why)
         kept = await self._keeper.keep({**line, "revision": revision, "result": "ok"}, self._held.to_state())
         left = None if made is None else made.ttl_s
         return Change(knob=knob, old=before, new=new, revision=revision, kept=kept, left_s=left)

@@ -16,7 +16,7 @@ class DaemonStatus:
 
     now: float
     started_at: float
-    sentence: str  # the last tick's
+    sentence: str  # the gate's, of the same moment as the numbers
     draining: bool
     engines: Mapping[str, GateStatus]  # by base URL
     gpus: tuple[GpuSample, ...] = ()

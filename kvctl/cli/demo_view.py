@@ -126,7 +126,7 @@ class TableView:
 
 def live_table(play: Play) -> RenderableType:
     """The play as it stands: a heading, one row for each policy, the last changes of the budget."""
-    table = Table()
+    table = Table(show_edge=False, pad_edge=False)  # with the cells below: 80 columns are enough
     for name in (
         "policy",
         "in engine",
@@ -138,7 +138,7 @@ def live_table(play: Play) -> RenderableType:
         "429s",
         "preempted",
     ):
-        table.add_column(name, justify="left" if name == "policy" else "right")
+        table.add_column(name.replace(" ", "\n"), justify="left" if name == "policy" else "right")
     for run in play.lanes:
         table.add_row(*_cells(run))
     heading = Text(f"{play.now_s:3.0f} / {play.seconds:g} s  {phase_words(play)}", style="bold")
@@ -156,8 +156,8 @@ def _cells(run: LaneRun) -> list[str]:
         f"{engine.running:.0f}",
         f"{engine.waiting:.0f}",
         f"{engine.kv_usage:.0%}",
-        f"{gate['budget_tokens']:,} {gate['budget_reason']}" if gate else "unknown",
-        f"{gate['forecast_peak_tokens']:,.0f}" if gate else "unknown",
+        f"{gate['budget_tokens']:,}" if gate else "?",
+        f"{gate['forecast_peak_tokens']:,.0f}" if gate else "?",
         f"{good_so_far(run)}",
         f"{refusals_so_far(run)}",
         f"{engine.preemptions:.0f}",

@@ -38,6 +38,7 @@ def doctor(config: Path | None, output: str, timeout: float) -> None:
             if each.remedy:
                 click.echo(f"    -> {each.remedy}")
         warned = sum(each.mark == "warn" for each in findings)
-        click.echo(f"\n{len(findings)} checks: {failed} failed, {warned} with a warning")
+        checks = "1 check" if len(findings) == 1 else f"{len(findings)} checks"
+        click.echo(f"\n{checks}: {failed} failed, {warned} with a warning")
     if failed:
         raise SystemExit(FAILED)

@@ -1,6 +1,7 @@
 """``kvctl``: finds the verb and imports its module, and no other, so that every command starts at once."""
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from importlib import import_module
 from types import MappingProxyType
 
@@ -43,6 +44,18 @@ class LazyGroup(click.Group):
         module, attribute, _ = VERBS[cmd_name]
         command: click.Command = getattr(import_module(module), attribute)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The verb that is meant; a misspelt one is told its neighbour."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            close = get_close_matches(args[0], VERBS, n=1)
+            if not close:
+                raise
+            raise click.UsageError(f"{error.message} Did you mean {close[0]}?", ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """The list of --help, without an import."""

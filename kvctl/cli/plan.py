@@ -11,6 +11,7 @@ from kvctl.cli.plan_options import with_options
 from kvctl.plan import Plan, PlanError, as_document, as_toml, make_plan
 
 USAGE = 2
+_STANDARD_OUTPUT = "-"
 
 
 @click.command()
@@ -27,6 +28,8 @@ def plan(
         plans = [_plan(each) for each in (first, *(variant(first, text) for text in compare))]
         if recommend is not None:
             _write(recommend, as_toml(plans[0], given["like"] or "http://127.0.0.1:8000"))
+        if recommend == _STANDARD_OUTPUT:
+            return  # the file alone, so that it can be piped
         _show(first, plans, compare, explain=explain, output=output)
     except PlanError as error:
         raise CommandError(" ".join(str(error).split()), USAGE) from None
@@ -62,7 +65,7 @@ def _show(first: Inputs, plans: list[Plan], compare: tuple[str, ...], *, explain
 
 def _write(target: str, text: str) -> None:
     """The settings file; an existing one is never overwritten."""
-    if target == "-":
+    if target == _STANDARD_OUTPUT:
         click.echo(text, nl=False)
         return
     try:

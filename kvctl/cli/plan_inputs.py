@@ -31,7 +31,13 @@ def inputs_of(given: Mapping[str, Any]) -> Inputs:
     live = None if given["like"] is None else read_live(given["like"])
     folder = given["config"] or (live.folder() if live is not None else None)
     if folder is None:
-        raise PlanError("give --config FILE|DIR: the model's config.json")
+        served = "" if live is None or not live.model else f"the engine serves {live.model}, no folder here: "
+        raise PlanError(f"{served}give --config FILE|DIR: the model's config.json")
+    if not folder.exists():
+        raise PlanError(
+            f"--config {folder}: no such file or folder on this machine, and nothing is downloaded; give the "
+            "model's folder, or its config.json"
+        )
     model = describe(read_config(folder), _name(folder, live))
     spec = None if given["spec_config"] is None else describe(read_config(given["spec_config"]), "draft")
     flags = _flags(given)

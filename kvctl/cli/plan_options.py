@@ -92,7 +92,7 @@ _ANSWER: tuple[Any, ...] = (
         is_flag=False,
         flag_value="kvctl.toml",
         metavar="[FILE]",
-        help="Write settings that fit (- for standard output).",
+        help="Write settings that fit (-: to standard output, and nothing else).",
     ),
     output_option,
 )

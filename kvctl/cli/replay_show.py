@@ -18,7 +18,8 @@ def show_table(found: Comparison) -> None:
     capacity = (scene.engine.blocks - 1) * scene.engine.block_size
     click.echo(
         f"{len(scene.rows):,} requests at {rate:.3g}/s on {scene.engine.profile.name}, {capacity:,} KV"
-        f" tokens; good: first token within {target.ttft_s:g} s, then {target.itl_s * 1000:g} ms a token"
+        f" tokens; good: first token within {target.ttft_s:g} s, then {target.itl_s * 1000:g} ms a token;"
+        " times in seconds"
     )
     click.echo()
     results = {name: figures(run, target) for name, run in found.runs.items()}

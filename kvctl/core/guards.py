@@ -95,11 +95,12 @@ def _prompt(lease: Lease) -> int:
 
 SHARE_OF_ITL = 0.9
 PERCENTILE = 0.8
-RECENT_S = 3.0  # the stretch over which a pace is read
+RECENT_S = 6.0  # the stretch over which a pace is read: prompts come in lumps, and stall those that decode
 STALLED_S = 1.0  # without a token: no engine is that slow by concurrency alone
 FEWEST_TOKENS = 8  # output of a request before its pace is a reading
 LEAST_CUT = 0.85
 GROWTH, GROWTH_STEP = 1.08, 1.0
+WARY_S = 4.0  # after a slow pace it grows at half that: a lull between two lumps is no room
 NEAR_LIMIT = 0.9
 ADJUST_EVERY_S = 1.0
 
@@ -117,6 +118,7 @@ class DecodeGuard:
         self._finished: deque[tuple[float, float]] = deque()
         self._marks: dict[str, deque[tuple[float, float]]] = {}
         self._adjusted_at = -inf
+        self._slow_at = -inf
         self.limit = inf
         self.measured_s: float | None = None
 
@@ -140,11 +142,13 @@ class DecodeGuard:
         self.measured_s = paces[min(int(len(paces) * PERCENTILE), len(paces) - 1)]
         target = self._target * SHARE_OF_ITL
         if self.measured_s > target:
+            self._slow_at = now
             if in_flight <= self.limit:
                 cut = max(LEAST_CUT, target / self.measured_s)
                 self.limit = max(min(self.limit, in_flight + 1.0) * cut, 1.0)
         elif in_flight >= NEAR_LIMIT * self.limit:
-            self.limit = self.limit * GROWTH + GROWTH_STEP
+            grown = self.limit * GROWTH + GROWTH_STEP
+            self.limit = grown if now - self._slow_at >= WARY_S else (self.limit + grown) / 2.0
 
     def _paces(self, leases: Iterable[Lease], now: float) -> list[float]:
         """Seconds per token of one sequence, of the requests that decode and of those just over."""

@@ -54,7 +54,7 @@ class StateError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Numbers from ``low`` to ``high``, both allowed."""
+    """Shares of one from ``low`` to ``high``, both allowed."""
 
     low: float
     high: float
@@ -64,7 +64,10 @@ class Range:
         if (amount := _finite(value)) is None:
             raise OverrideError(Refusal.BAD_VALUE, f"{value!r:.50} is not a number")
         if not self.low <= amount <= self.high:
-            raise OverrideError(Refusal.OUT_OF_BOUNDS, f"{amount:g} is outside {self.low:g} to {self.high:g}")
+            raise OverrideError(
+                Refusal.OUT_OF_BOUNDS,
+                f"{_share(amount)} is outside {_share(self.low)} to {_share(self.high)}",
+            )
         return amount
 
 
@@ -244,9 +247,23 @@ class Overrides:
         if (life := _finite(ttl_s)) is None:
             raise OverrideError(Refusal.BAD_TTL, f"{ttl_s!r:.50} is not a number of seconds")
         if not LEAST_TTL_S <= life <= self._ttl_max_s:
-            message = f"a life of {life:g} s is outside {LEAST_TTL_S:g} s to {self._ttl_max_s:g} s"
+            bounds_ = f"{_span(LEAST_TTL_S)} to {_span(self._ttl_max_s)}"
+            message = f"a life of {_span(life)} is outside {bounds_}"
             raise OverrideError(Refusal.BAD_TTL, message)
         return life
+
+
+def _share(amount: float) -> str:
+    """A share as on-call writes it: 12%."""
+    return f"{amount * 100:g}%"
+
+
+def _span(seconds: float) -> str:
+    """A length of time in the largest unit that keeps it above one."""
+    for unit, length in (("h", 3600.0), ("min", 60.0)):
+        if seconds >= length:
+            return f"{seconds / length:g} {unit}"
+    return f"{seconds:g} s"
 
 
 def _reason(reason: object) -> str:

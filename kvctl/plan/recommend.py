@@ -35,7 +35,7 @@ def recommend(plan: Plan) -> Recommendation:
         _HYBRID if plan.accounting.bytes_per_token_beyond != plan.accounting.bytes_per_token else 0
     )
     longest = min(plan.setup.max_model_len, plan.max_model_len_fits)
-    room = longest - plan.accounting.block if longest == plan.max_model_len_fits else longest
+    room = longest - plan.accounting.block if longest == plan.pool.max_model_len_fits else longest
     return Recommendation(
         margin=round(min(_MOST, margin), 3),
         max_context=max(1, room),

@@ -18,7 +18,7 @@ READYZ = Route(method="GET", path="/readyz", name="readyz", treatment=Treatment.
 _SAFE_IN_PATH = "/:@!$&'()*+,;=-._~"
 _UNKNOWN_HINT = (
     "kvctl relays only routes whose use of the KV cache it can meter; a harmless route of the engine can be "
-    "listed by the operator under [routes] pass"
+    "listed by the operator in routes.pass"
 )
 
 

@@ -109,9 +109,9 @@ async def test_policy_and_the_default_life(daemon: Daemon, kvctl: Kvctl) -> None
 @pytest.mark.parametrize(
     ("arguments", "status", "text"),
     [
-        (("set", "margin", "90%", "--reason", "r"), 4, "0.9 is outside 0 to 0.5"),
+        (("set", "margin", "90%", "--reason", "r"), 4, "90% is outside 0% to 50%"),
         (("set", "margin", "0,12", "--reason", "r"), 4, "write a share such as 8%"),
-        (("set", "margin", "12%", "--for", "25h", "--reason", "r"), 4, "a life of 90000 s is outside"),
+        (("set", "margin", "12%", "--for", "25h", "--reason", "r"), 4, "a life of 25 h is outside"),
         (("set", "margin", "12%", "--reason", " "), 4, "needs a reason"),
         (("set", "margin", "12%", "--reason", "r", "--if-match", "7"), 4, "revision 7 is stale"),
         (("set", "mar/gin", "12%", "--reason", "r"), 4, "no knob; there are margin, policy"),
@@ -119,6 +119,7 @@ async def test_policy_and_the_default_life(daemon: Daemon, kvctl: Kvctl) -> None
         (("set", "margin", "12%"), 2, "Missing option '--reason'"),
         (("set", "margin", "12%", "--for", "soon", "--reason", "r"), 2, "write 90s, 30m or 2h"),
         (("frobnicate",), 2, "No such command"),
+        (("statsu",), 2, "Did you mean status?"),
         (("status", "-o", "xml"), 2, "is not one of"),
     ],
 )

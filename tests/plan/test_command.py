@@ -1,5 +1,6 @@
 import json
 import threading
+import tomllib
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -139,6 +140,18 @@ def test_recommended_settings_are_written_once(config: str, tmp_path: Path) -> N
     again = run(*arguments)
     assert again.exit_code == 1
     assert "not written" in again.stderr
+
+
+def test_recommended_settings_alone_go_to_standard_output(config: str) -> None:
+    answer = run("--config", config, "--available-gib", "6", "--recommend", "-")
+    assert answer.exit_code == 0
+    assert tomllib.loads(answer.stdout).keys() >= {"engine_url", "margin", "max_context"}
+
+
+def test_a_model_that_is_not_here() -> None:
+    answer = run("--config", "meta-llama/Meta-Llama-3-8B", "--gpu", "24GiB")
+    assert answer.exit_code == 2
+    assert "nothing is downloaded" in answer.stderr
 
 
 class Pages(HTTPServer):
