@@ -67,7 +67,11 @@ class Gate:
         self._forecast = Forecast()
         self._pace = Pace()
         self._guards = Guards(config.ttft_target_s, config.itl_target_s, config.max_num_seqs)
-        self._retry = RetryHints(longest_s=config.retry_after_max_s, seed=config.jitter_seed)
+        self._retry = RetryHints(
+            longest_s=config.retry_after_max_s,
+            seed=config.jitter_seed,
+            ttft_target_s=config.ttft_target_s,
+        )
         self._handlers: dict[type, Callable[[Any, float], list[Command]]] = {
             Arrived: self._arrived,
             Progressed: self._progressed,
@@ -177,7 +181,9 @@ class Gate:
             prompt_tokens=sum(asked.prompts),
             headroom_tokens=max(int(budget - self._peak()), 0),
             limit_tokens=budget,
-            retry_after_s=self._retry.after(missing, self._retry.rate(now), now),
+            retry_after_s=self._retry.after(
+                missing, self._retry.rate(now), now, in_time=reason is RejectReason.KV_BUDGET
+            ),
         )
 
     def _reject_guarded(
@@ -193,7 +199,7 @@ class Gate:
             prompt_tokens=sum(asked.prompts),
             headroom_tokens=max(int(self._supply.budget.tokens - self._peak()), 0),
             limit_tokens=self._supply.budget.tokens,
-            retry_after_s=self._retry.after(missing, rate, now),
+            retry_after_s=self._retry.after(missing, rate, now, in_time=True),
         )
 
     # --- leases -------------------------------------------------------------------------------------
@@ -231,7 +237,8 @@ class Gate:
         counted = seen or event.output_tokens is not None
         finished = event.reason is EndReason.FINISHED and counted
         if finished or record.output_tokens > 0:
-            self._survival.ended(lease.key, lease.output_per_sequence, finished=finished)
+            allowed = max(lease.claim.outputs) if natural and counted else None
+            self._survival.ended(lease.key, lease.output_per_sequence, finished=finished, allowed=allowed)
         if natural:
             self._supply.view.answered(now)
         self._supply.view.ledger_busy(busy=len(self.ledger) > 0, now=now)

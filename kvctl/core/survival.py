@@ -7,6 +7,9 @@ Kaplan-Meier on slots of output length. Answers that are cut (client gone, error
 still in flight are censored at their present length: they were at risk that far and no further. Fed with
 finished lengths only, the start of a burst of equal long answers would look three to five times too short.
 
+Where callers know their lengths (classification, extraction, benchmarks) they send caps that their answers
+fill. A distribution over the class forgets that each answer's own cap is known; then the cap is the length.
+
 Cold start: ``PRIOR_WEIGHT`` pseudo-requests drawn from a prior stand in the same table. For a whole table
 that is S = (k prior + n history) / (k + n); written per slot it also holds where history is censored, and
 where nobody of the history is left at risk the prior alone speaks. The prior of a (model, route, tenant) is
@@ -17,10 +20,11 @@ twenty-five fit, and with so few in flight it took a minute to learn better.
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from itertools import accumulate, islice
 from math import exp, isinf, log1p, sqrt
-from operator import mul
+from operator import itemgetter, mul
 from typing import NamedTuple
 
 from kvctl.core.telemetry import LengthHistogram
@@ -34,6 +38,10 @@ HISTOGRAM_MIN = 200  # answers the engine's histogram needs before it is believe
 LONGEST = 1 << 20  # tokens; longer outputs are treated as this long
 MOST_CLASSES = 1024  # classes remembered; the one whose last answer is longest ago goes first
 RENEWED_PER_REFRESH = 8  # tables; with more classes than that in flight, each is renewed in its turn
+FINE_STEPS = 16384  # tokens ahead up to which survival is read at three steps to an octave, then at two
+CAPPED_OF = 60  # answers over which it is judged whether caps bind
+CAPPED_FEWEST = 20  # answers before it is judged at all
+CAPPED_SHARE = 0.9  # of the output that callers allowed: with more of it made, the cap is the length
 _FLOOR = 1e-12  # keeps S(g) a divisor; a request out there is taken to run to its cap
 
 
@@ -62,14 +70,22 @@ SLOT_OF: Sequence[int] = _slot_table()
 def _steps() -> list[int]:
     steps, width = [0, 8, 16, 32, 48], 64
     while width <= LONGEST:
-        steps += [width, width + width // 2]
+        steps += [width + eighths * width // 8 for eighths in ((0, 2, 5) if width < FINE_STEPS else (0, 4))]
         width *= 2
     return steps
 
 
 STEPS: Sequence[int] = _steps()
-"""Decode steps ahead at which survival is read: multiples of 8, geometric past 64."""
-_STEP_OFFSETS = [step >> 3 for step in STEPS]
+"""Decode steps ahead at which survival is read: multiples of 8, geometric past 64.
+
+Each lease is charged what it holds at the end of an interval, so wide intervals overcharge all of them.
+"""
+
+
+@lru_cache(maxsize=1 << 14)
+def _slots_ahead(at: int) -> Callable[[Sequence[float]], tuple[float, ...]]:
+    """What picks S at each of STEPS ahead of an answer that has shown 8 x ``at`` tokens."""
+    return itemgetter(*[SLOT_OF[at + (step >> 3)] for step in STEPS])
 
 
 def slot_of(tokens: int) -> int:
@@ -104,10 +120,14 @@ class Table:
         at = min(shown, LONGEST) >> 3
         found = self._ahead.get(at)
         if found is None:
-            survival, base = self.survival, self.survival[SLOT_OF[at]]
-            alive = [survival[SLOT_OF[at + offset]] / base for offset in _STEP_OFFSETS]
+            base = self.survival[SLOT_OF[at]]
+            alive = [s / base for s in _slots_ahead(at)(self.survival)]
             found = self._ahead[at] = Ahead(alive, [sqrt(a * (1.0 - a)) for a in alive])
         return found
+
+
+TO_THE_CAP = Table([1.0] * SLOTS)
+"""Of a class whose answers run to their caps: each is charged what it may make, for as long as that takes."""
 
 
 def exponential_hazards(mean_tokens: float) -> list[float]:
@@ -157,12 +177,44 @@ def _slot_hazard(start: int, end: int, rates: list[tuple[float, float]], beyond:
     return 1.0 - exp(-integral)
 
 
+class CapUse:
+    """How much of what callers allowed the last ``CAPPED_OF`` answers of a class made, in tokens.
+
+    Tokens are compared and not answers: a crowd of one-token answers with a cap of one must not charge the
+    worst case to the few that may talk at length.
+    """
+
+    __slots__ = ("_allowed", "_answers", "_made")
+
+    def __init__(self) -> None:
+        self._answers: deque[tuple[int, int]] = deque()
+        self._made = 0
+        self._allowed = 0
+
+    def add(self, made: int, allowed: int) -> None:
+        """One answer that came to its end, of ``made`` tokens a sequence where ``allowed`` were."""
+        self._answers.append((made, allowed))
+        self._made += made
+        self._allowed += allowed
+        if len(self._answers) > CAPPED_OF:
+            made, allowed = self._answers.popleft()
+            self._made -= made
+            self._allowed -= allowed
+
+    def binds(self) -> bool | None:
+        """Whether answers of this class run to their caps; None: too few to say."""
+        if len(self._answers) < CAPPED_FEWEST:
+            return None
+        return self._made >= CAPPED_SHARE * self._allowed
+
+
 class LengthHistory:
     """The last ``WINDOW`` answers of one class, counted by slot."""
 
-    __slots__ = ("_records", "censored", "finished")
+    __slots__ = ("_records", "cap_use", "censored", "finished")
 
     def __init__(self) -> None:
+        self.cap_use = CapUse()
         self._records: deque[int] = deque()  # the slot of a finished answer, ~slot of one that was cut
         self.finished = [0] * SLOTS
         self.censored = [0] * SLOTS
@@ -213,12 +265,17 @@ class SurvivalModel:
         self._tables: dict[tuple[Key, int], Table] = {}  # the one made longest ago first
         self._exponential: dict[int, list[float]] = {}
 
-    def ended(self, key: Key, output_tokens: int, *, finished: bool) -> None:
-        """An answer of ``output_tokens`` per sequence came to its natural end, or was cut there."""
+    def ended(self, key: Key, output_tokens: int, *, finished: bool, allowed: int | None = None) -> None:
+        """An answer of ``output_tokens`` per sequence came to its natural end, or was cut there.
+
+        ``allowed`` is its cap, where nothing but the cap could have cut it.
+        """
         for level in _levels(key):
             history = self._histories.pop(level, None) or LengthHistory()
             self._histories[level] = history  # the dict's order is that of the last answers
             history.add(output_tokens, finished=finished)
+            if allowed is not None:
+                history.cap_use.add(output_tokens, allowed)
         while len(self._histories) > MOST_CLASSES:
             del self._histories[next(iter(self._histories))]
 
@@ -244,8 +301,22 @@ class SurvivalModel:
         place = (key, self._cap_class(cap))
         table = self._tables.get(place)
         if table is None:
-            table = self._tables[place] = Table(survival_from_hazards(self._class_hazards(*place)))
+            table = self._tables[place] = self._made(*place)
         return table
+
+    def _made(self, key: Key, cap_class: int) -> Table:
+        if self._caps_bind(key):
+            return TO_THE_CAP
+        return Table(survival_from_hazards(self._class_hazards(key, cap_class)))
+
+    def _caps_bind(self, key: Key) -> bool:
+        """By the class itself, or by the nearest of its parents that has seen enough."""
+        for level in _levels(key):
+            history = self._histories.get(level)
+            binds = None if history is None else history.cap_use.binds()
+            if binds is not None:
+                return binds
+        return False
 
     def _cap_class(self, cap: int) -> int:
         """The prior by cap is made for powers of two; the engine's histogram knows no cap."""

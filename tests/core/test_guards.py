@@ -1,5 +1,6 @@
 """The other limits. Times are seconds, rates prompt tokens a second."""
 
+from itertools import pairwise
 from math import inf
 
 from kvctl.core.claim import Limits, Shape, claim
@@ -125,6 +126,21 @@ def test_a_slow_pace_cuts_the_concurrency_and_a_good_one_grows_it() -> None:
         decoding(small, 0.02, float(second), 11.0)
         guard.adjust(small, small.sequences, float(second))
     assert guard.limit > cut
+
+
+def test_just_after_a_slow_pace_it_grows_at_half_speed() -> None:
+    guard, ledger = DecodeGuard(0.1), crowd(20)
+    for second in range(1, 11):
+        decoding(ledger, 0.2, float(second), 0.0)
+        guard.adjust(ledger, ledger.sequences, float(second))
+    small, limits = crowd(16), []
+    for second in range(11, 24):
+        decoding(small, 0.02, float(second), 10.0)
+        guard.adjust(small, max(int(guard.limit), 1), float(second))
+        limits.append(guard.limit)
+    steps = [after / before for before, after in pairwise(limits)]
+    assert steps[0] > 1.0
+    assert max(steps[:2]) < min(steps[6:8])
 
 
 def test_a_limit_that_does_not_bind_is_left_alone() -> None:

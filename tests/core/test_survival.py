@@ -7,11 +7,14 @@ from math import exp, inf
 import pytest
 
 from kvctl.core.survival import (
+    CAPPED_FEWEST,
+    CAPPED_OF,
     LONGEST,
     MOST_CLASSES,
     SLOT_OF,
     SLOT_STARTS,
     STEPS,
+    TO_THE_CAP,
     WINDOW,
     LengthHistory,
     SurvivalModel,
@@ -219,3 +222,38 @@ def test_a_history_beyond_all_lengths_leaves_the_tail_to_the_prior() -> None:
     hazards = history.hazards(prior, [20])
     assert hazards[slot_of(10)] > prior[slot_of(10)]
     assert hazards[slot_of(24) :] == prior[slot_of(24) :]
+
+
+def test_where_answers_fill_their_caps_each_is_charged_its_own() -> None:
+    """Caps from 40 to 4,000 that are all filled: the class's mean says nothing of the request in hand."""
+    model, rng = SurvivalModel(), random.Random(2)
+    for _ in range(CAPPED_FEWEST):
+        cap = rng.choice([40, 200, 4000])
+        model.ended(KEY, cap, finished=False, allowed=cap)
+    model.refresh({})
+    assert model.table(KEY, 4000) is TO_THE_CAP
+    assert model.table(("m", "chat", "newcomer"), 4000) is TO_THE_CAP, "as its parents do"
+    for _ in range(CAPPED_OF):
+        model.ended(KEY, 300, finished=True, allowed=4000)
+    model.refresh({})
+    assert survives(model.table(KEY, 4000), 2000) < 0.3
+
+
+def test_few_filled_caps_or_small_ones_are_no_worst_case_for_others() -> None:
+    """Nine classifications of one token beside each talk of 300 in 4,096: the talk is no worst case."""
+    model = SurvivalModel()
+    for _ in range(CAPPED_FEWEST - 1):
+        model.ended(KEY, 1, finished=True, allowed=1)
+    assert model.table(KEY, 4096) is not TO_THE_CAP
+    for number in range(200):
+        made, allowed = (300, 4096) if number % 10 == 0 else (1, 1)
+        model.ended(KEY, made, finished=True, allowed=allowed)
+    model.refresh({})
+    assert model.table(KEY, 4096) is not TO_THE_CAP
+
+
+def test_an_answer_cut_by_its_caller_says_nothing_of_caps() -> None:
+    model = SurvivalModel()
+    for _ in range(100):
+        model.ended(KEY, 100, finished=False)
+    assert model.table(KEY, 100) is not TO_THE_CAP

@@ -1,8 +1,8 @@
 """Builds, once, the virtual environment of the real engine: vLLM's CPU build, which needs no GPU.
 
-It lies in the folder named by KVCTL_LIVE_CACHE (default ~/.cache/kvctl-live), about 3.4 GB, and is made
+It lies in the folder named by LIVE_ENGINE_CACHE (default ~/.cache/kvctl-live), about 3.4 GB, and is made
 by whoever comes first while the others wait. Where pip would bring a CUDA build of torch, ask for a CPU
-one: KVCTL_LIVE_TORCH_PIP_ARGS holds arguments for that one installation, such as an index.
+one: LIVE_ENGINE_TORCH_PIP_ARGS holds arguments for that one installation, such as an index.
 """
 
 import email
@@ -23,12 +23,12 @@ VLLM = "0.32.0"
 TORCH = "2.13.0"
 OPENMP = "2024.2.1"
 STAMP = "complete"
-CUDA_HINT = "torch came as a CUDA build: name an index of CPU builds in KVCTL_LIVE_TORCH_PIP_ARGS"
+CUDA_HINT = "torch came as a CUDA build: name an index of CPU builds in LIVE_ENGINE_TORCH_PIP_ARGS"
 
 
 def cache_folder() -> Path:
     """Where the environment and the model lie."""
-    return Path(os.environ.get("KVCTL_LIVE_CACHE") or "~/.cache/kvctl-live").expanduser()
+    return Path(os.environ.get("LIVE_ENGINE_CACHE") or "~/.cache/kvctl-live").expanduser()
 
 
 def say(line: str) -> None:
@@ -67,7 +67,7 @@ def _requirements(wheel: Path) -> list[str]:
 
 
 def _install_torch(home: Path) -> None:
-    given = shlex.split(os.environ.get("KVCTL_LIVE_TORCH_PIP_ARGS", ""))
+    given = shlex.split(os.environ.get("LIVE_ENGINE_TORCH_PIP_ARGS", ""))
     _pip(home, "install", "-q", f"torch=={TORCH}", *given)
     probe = [str(home / "bin" / "python"), "-W", "ignore", "-c", "import torch; print(torch.version.cuda)"]
     answer = subprocess.run(probe, capture_output=True, text=True, check=True)
