@@ -20,6 +20,7 @@ DECLARED_CAP = 2048
 MEAN_OUTPUT = 300
 SIGMA = 0.8
 PROMPT_TOKENS = 300
+TTFT_S, TPOT_S = 2.0, 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +34,13 @@ class Arrival:
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a run. ``refused``: headers of those whose retries were used up."""
+    """What became of a run. ``refused``: headers of those whose retries were used up.
+
+    ``good`` counts the answers in time: TTFT_S to the first token, retries included, then TPOT_S a token.
+    """
 
     ttft: list[float] = field(default_factory=list)
+    good: int = 0
     completed: int = 0
     refused: list[Mapping[str, str]] = field(default_factory=list)
     cut: int = 0
@@ -43,10 +48,9 @@ class Outcome:
 
     def line(self) -> str:
         median, p99 = (quantiles(self.ttft, n=100)[i] for i in (49, 98)) if len(self.ttft) > 1 else (0.0, 0.0)
-        good = sum(ttft <= 2 for ttft in self.ttft)
         return (
             f"completed {self.completed}, refused for good {len(self.refused)}, cut {self.cut}, "
-            f"TTFT p50 {median:.2f} s p99 {p99:.2f} s, {good} within 2 s, {self.seconds:.0f} s"
+            f"TTFT p50 {median:.2f} s p99 {p99:.2f} s, {self.good} in time, {self.seconds:.0f} s"
         )
 
 
@@ -85,13 +89,15 @@ async def _one(client: AsyncOpenAI, arrival: Arrival, outcome: Outcome) -> None:
         async with client.completions.with_streaming_response.create(
             **body, extra_body=forced_length(arrival.output)
         ) as answer:
-            tail, first = b"", True
+            tail, first_at = b"", 0.0
             async for part in answer.iter_bytes():
-                if first:
-                    outcome.ttft.append(time.monotonic() - began)
-                first, tail = False, (tail + part)[-64:]
+                first_at = first_at or time.monotonic()
+                tail = (tail + part)[-64:]
             assert tail.endswith(b"data: [DONE]\n\n"), tail
+            ttft, tpot = first_at - began, (time.monotonic() - first_at) / max(arrival.output - 1, 1)
+            outcome.ttft.append(ttft)
             outcome.completed += 1
+            outcome.good += ttft <= TTFT_S and tpot <= TPOT_S
     except RateLimitError as refusal:
         outcome.refused.append({name.lower(): text for name, text in refusal.response.headers.items()})
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from kvctl.core.outcomes import DECISION_OF, Decision
 from tests.live.conftest import StartDaemon
 from tests.live.daemon import eventually
 from tests.live.engine import Engine
@@ -15,6 +16,7 @@ RATE = 24.0
 SECONDS = 16.0
 SEED = 2
 PER_THOUSAND = 1000
+NOT_NOW = {word for word, decision in DECISION_OF.items() if decision is Decision.REJECT_LATER}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,4 +66,4 @@ async def test_overload(
 def is_honest(headers: Mapping[str, str]) -> bool:
     """The headers that a client obeys, and the reason."""
     seconds, exact = int(headers["retry-after"]), float(headers["retry-after-ms"])
-    return seconds >= 1 and 0 < exact <= seconds * 1000 and headers["x-kvctl-reason"] == "kv_budget"
+    return seconds >= 1 and 0 < exact <= seconds * 1000 and headers["x-kvctl-reason"] in NOT_NOW
