@@ -23,10 +23,10 @@ from kvctl.core.claim import Claim, round_up
 from kvctl.core.survival import LONGEST, STEPS, Table
 
 Z = 2.0
-RHO = 0.02
-"""Correlation of the lengths in flight: a hundred leases spread 1.7 times as far as independent lengths do.
-With 0.01 goodput is the same, and where lengths shift or have two humps two to six times as many requests are
-preempted; with 0.05 a tenth of the pool stands empty."""
+RHO = 0.05
+"""Correlation of the lengths in flight: a hundred leases spread 2.4 times as far as independent lengths do.
+With 0.02 goodput is some 3 % higher, and where lengths shift or have two humps more requests are preempted
+(10 per 1,000 against none, at twice saturation)."""
 
 _INTERVAL_ENDS = [*STEPS[1:], LONGEST * 4]
 
@@ -71,7 +71,7 @@ def curve(claim: Claim, output_per_sequence: int, table_for: Callable[[int], Tab
 
 def _scaled(held: list[float] | list[int], left: int, table: Table, shown: int, sequences: int) -> Curve:
     """The curve of ``sequences`` equal sequences that hold ``held[j]`` tokens at node j."""
-    alive, spread = table.ahead(min(shown, shown + left))
+    alive, spread = table.ahead(min(shown, shown + left), len(held))
     means, spreads = list(map(mul, alive, held)), list(map(mul, spread, held))
     squares = list(map(mul, spreads, spreads))
     if sequences == 1:

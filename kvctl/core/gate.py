@@ -36,7 +36,7 @@ from kvctl.core.events import (
 from kvctl.core.forecast import Curve, Forecast, curve
 from kvctl.core.guards import GuardRefusal, Guards
 from kvctl.core.ledger import Lease, Ledger
-from kvctl.core.outcomes import SERVING, EndReason, EngineState, Limit, Policy, RejectReason
+from kvctl.core.outcomes import SERVING, UNAVAILABLE_OF, EndReason, EngineState, Limit, Policy, RejectReason
 from kvctl.core.progress import Pace
 from kvctl.core.retry import RetryHints
 from kvctl.core.sentence import tick_sentence
@@ -45,14 +45,6 @@ from kvctl.core.supply import GateConfig, Supply
 from kvctl.core.survival import Key, SurvivalModel
 
 UNAVAILABLE_RETRY_S = 2.0
-
-_UNAVAILABLE = {
-    EngineState.STARTING: RejectReason.ENGINE_STARTING,
-    EngineState.UNREACHABLE: RejectReason.ENGINE_UNREACHABLE,
-    EngineState.ASLEEP: RejectReason.ENGINE_ASLEEP,
-    EngineState.WEDGED: RejectReason.ENGINE_WEDGED,
-    EngineState.FAULT: RejectReason.GPU_FAULT,
-}
 
 
 class Gate:
@@ -67,11 +59,7 @@ class Gate:
         self._forecast = Forecast()
         self._pace = Pace()
         self._guards = Guards(config.ttft_target_s, config.itl_target_s, config.max_num_seqs)
-        self._retry = RetryHints(
-            longest_s=config.retry_after_max_s,
-            seed=config.jitter_seed,
-            ttft_target_s=config.ttft_target_s,
-        )
+        self._retry = RetryHints(longest_s=config.retry_after_max_s, seed=config.jitter_seed)
         self._handlers: dict[type, Callable[[Any, float], list[Command]]] = {
             Arrived: self._arrived,
             Progressed: self._progressed,
@@ -156,7 +144,7 @@ class Gate:
         if self._draining:
             return RejectReason.DRAINING
         state = self._supply.state
-        return None if state in SERVING else _UNAVAILABLE[state]
+        return None if state in SERVING else UNAVAILABLE_OF[state]
 
     def _reject_unavailable(self, event: Arrived, reason: RejectReason) -> Reject:
         prompt = sum(event.shape.prompts)
@@ -168,23 +156,13 @@ class Gate:
     def _reject_later(
         self, event: Arrived, asked: Claim, candidate: Curve, peak: float, now: float
     ) -> Reject:
+        """It does not fit the KV budget now."""
         own = asked.tokens if self._policy is Policy.STATIC else min(candidate.peak(), asked.tokens)
-        budget = self._supply.budget.tokens
-        if own > budget:
-            reason, missing = RejectReason.TOO_LARGE_NOW, float(self.ledger.held_tokens())
-        else:
-            reason, missing = RejectReason.KV_BUDGET, peak - budget
-        return Reject(
-            event.request_id,
-            reason,
-            needed_tokens=ceil(own),
-            prompt_tokens=sum(asked.prompts),
-            headroom_tokens=max(int(budget - self._peak()), 0),
-            limit_tokens=budget,
-            retry_after_s=self._retry.after(
-                missing, self._retry.rate(now), now, in_time=reason is RejectReason.KV_BUDGET
-            ),
-        )
+        too_large = own > self._supply.budget.tokens
+        missing = float(self.ledger.held_tokens()) if too_large else peak - self._supply.budget.tokens
+        reason = RejectReason.TOO_LARGE_NOW if too_large else RejectReason.KV_BUDGET
+        wait = self._retry.after(missing, self._retry.rate(now), now)
+        return self._reject_now(event, reason, own, wait)
 
     def _reject_guarded(
         self, event: Arrived, asked: Claim, candidate: Curve, refusal: GuardRefusal, now: float
@@ -192,14 +170,19 @@ class Gate:
         """It fits the KV budget, and another limit binds."""
         rate = 1.0 if refusal.seconds is not None else self._retry.ends_per_s(now)
         missing = refusal.seconds if refusal.seconds is not None else refusal.sequences
+        own = min(candidate.peak(), asked.tokens)
+        return self._reject_now(event, refusal.reason, own, self._retry.after(missing, rate, now))
+
+    def _reject_now(self, event: Arrived, reason: RejectReason, own: float, wait_s: float) -> Reject:
+        budget = self._supply.budget.tokens
         return Reject(
             event.request_id,
-            refusal.reason,
-            needed_tokens=ceil(min(candidate.peak(), asked.tokens)),
-            prompt_tokens=sum(asked.prompts),
-            headroom_tokens=max(int(self._supply.budget.tokens - self._peak()), 0),
-            limit_tokens=self._supply.budget.tokens,
-            retry_after_s=self._retry.after(missing, rate, now, in_time=True),
+            reason,
+            needed_tokens=ceil(own),
+            prompt_tokens=sum(event.shape.prompts),
+            headroom_tokens=max(int(budget - self._peak()), 0),
+            limit_tokens=budget,
+            retry_after_s=wait_s,
         )
 
     # --- leases -------------------------------------------------------------------------------------

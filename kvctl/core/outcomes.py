@@ -90,6 +90,15 @@ SERVING = frozenset(
 )
 
 
+UNAVAILABLE_OF: dict[EngineState, RejectReason] = {
+    EngineState.STARTING: RejectReason.ENGINE_STARTING,
+    EngineState.UNREACHABLE: RejectReason.ENGINE_UNREACHABLE,
+    EngineState.ASLEEP: RejectReason.ENGINE_ASLEEP,
+    EngineState.WEDGED: RejectReason.ENGINE_WEDGED,
+    EngineState.FAULT: RejectReason.GPU_FAULT,
+}
+
+
 class Pressure(StrEnum):
     """The terms whose least value is the pressure on the budget."""
 

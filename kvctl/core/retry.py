@@ -4,18 +4,12 @@ Clients obey the hint to the millisecond and without jitter of their own, so the
 upwards only, 0-50 %, from a seeded low-discrepancy sequence (law 7: no randomness in the core). Without a
 rate the hint is as long as callers have been refused by now: it doubles with each return of the same caller,
 however many others are refused beside it.
-
-Who is told more than half of the target to the first token has missed it when two tries are over, and under
-lasting overload waiting longer makes no try likelier: what drains goes to whoever asks then. So such a caller
-is told to try twice within the target.
 """
 
 from collections import deque
 
 FLOOR_S = 0.25
 UNKNOWN_S = 1.0  # the first hint when nothing is known of the drain rate
-WORTH_WAITING = 0.5  # of the target to the first token
-TWICE_WITHIN = 0.3  # of it: spread to 0.45, two such waits fall within the target
 SPREAD = 0.5
 WINDOW_S = 10.0
 FEWEST_ENDS = 3  # ended leases before a rate is believed
@@ -25,9 +19,8 @@ _GOLDEN = 0.6180339887498949  # its multiples modulo 1 spread evenly
 class RetryHints:
     """Measures the drain rate and turns missing tokens into seconds."""
 
-    def __init__(self, *, longest_s: float, seed: float = 0.0, ttft_target_s: float | None = None) -> None:
+    def __init__(self, *, longest_s: float, seed: float = 0.0) -> None:
         self._longest = longest_s
-        self._target = ttft_target_s
         self._drained: deque[tuple[float, float]] = deque()
         self._phase = seed % 1.0
         self._refusing_since: float | None = None
@@ -57,19 +50,15 @@ class RetryHints:
         """A request got in: the streak of refusals is over."""
         self._refusing_since = None
 
-    def after(self, missing: float, rate: float | None, now: float, *, in_time: bool = False) -> float:
+    def after(self, missing: float, rate: float | None, now: float) -> float:
         """Seconds until ``missing`` will have drained at ``rate`` a second, spread upwards.
 
-        Without a rate it grows with the time for which callers have been refused. ``in_time``: a time that
-        would miss the target is shortened to two tries within it.
+        Without a rate it grows with the time for which callers have been refused.
         """
         since = self._refusing_since = now if self._refusing_since is None else self._refusing_since
         if rate is None:
             return self.spread(max(now - since, UNKNOWN_S))
-        seconds = missing / rate
-        if in_time and self._target is not None and seconds > WORTH_WAITING * self._target:
-            seconds = TWICE_WITHIN * self._target
-        return self.spread(max(seconds, FLOOR_S))
+        return self.spread(max(missing / rate, FLOOR_S))
 
     def spread(self, seconds: float) -> float:
         """``seconds`` and up to half as much again; at the longest, that is what is spread, not cut off."""

@@ -83,9 +83,9 @@ Each lease is charged what it holds at the end of an interval, so wide intervals
 
 
 @lru_cache(maxsize=1 << 14)
-def _slots_ahead(at: int) -> Callable[[Sequence[float]], tuple[float, ...]]:
-    """What picks S at each of STEPS ahead of an answer that has shown 8 x ``at`` tokens."""
-    return itemgetter(*[SLOT_OF[at + (step >> 3)] for step in STEPS])
+def _slots_ahead(at: int, nodes: int) -> Callable[[Sequence[float]], tuple[float, ...]]:
+    """What picks S at the first STEPS ahead of an answer that has shown 8 x ``at`` tokens."""
+    return itemgetter(*[SLOT_OF[at + (step >> 3)] for step in STEPS[:nodes]])
 
 
 def slot_of(tokens: int) -> int:
@@ -100,7 +100,7 @@ def survival_from_hazards(hazards: Iterable[float]) -> list[float]:
 
 
 class Ahead(NamedTuple):
-    """What lies ahead of an answer of a given length, at each of STEPS."""
+    """What lies ahead of an answer of a given length, at the first of STEPS."""
 
     alive: list[float]  # S(g + t) / S(g)
     spread: list[float]  # sqrt(alive (1 - alive))
@@ -115,19 +115,22 @@ class Table:
         self.survival = survival
         self._ahead: dict[int, Ahead] = {}
 
-    def ahead(self, shown: int) -> Ahead:
-        """What lies ahead of an answer that has shown ``shown`` tokens (alike for eight lengths in a row)."""
+    def ahead(self, shown: int, nodes: int = len(STEPS)) -> Ahead:
+        """What lies ahead of an answer that has shown ``shown`` tokens (alike for eight lengths in a row).
+
+        At the first ``nodes`` of STEPS, or at more of them.
+        """
         at = min(shown, LONGEST) >> 3
         found = self._ahead.get(at)
-        if found is None:
+        if found is None or len(found.alive) < nodes:
             base = self.survival[SLOT_OF[at]]
-            alive = [s / base for s in _slots_ahead(at)(self.survival)]
+            alive = [s / base for s in _slots_ahead(at, -(-nodes // 8) * 8)(self.survival)]
             found = self._ahead[at] = Ahead(alive, [sqrt(a * (1.0 - a)) for a in alive])
         return found
 
 
-TO_THE_CAP = Table([1.0] * SLOTS)
-"""Of a class whose answers run to their caps: each is charged what it may make, for as long as that takes."""
+TO_THE_CAP: Sequence[float] = [1.0] * SLOTS
+"""S of a class whose answers run to their caps: each is charged what it may make, for as long as it may."""
 
 
 def exponential_hazards(mean_tokens: float) -> list[float]:
@@ -306,7 +309,7 @@ class SurvivalModel:
 
     def _made(self, key: Key, cap_class: int) -> Table:
         if self._caps_bind(key):
-            return TO_THE_CAP
+            return Table(TO_THE_CAP)
         return Table(survival_from_hazards(self._class_hazards(key, cap_class)))
 
     def _caps_bind(self, key: Key) -> bool:

@@ -5,8 +5,8 @@ import pytest
 from kvctl.core.retry import FLOOR_S, SPREAD, RetryHints
 
 
-def draining(tokens_per_s: float, ttft_target_s: float | None = None) -> RetryHints:
-    hints = RetryHints(longest_s=60.0, ttft_target_s=ttft_target_s)
+def draining(tokens_per_s: float) -> RetryHints:
+    hints = RetryHints(longest_s=60.0)
     for i in range(50):
         hints.drained(tokens_per_s / 5, i * 0.2)
     return hints
@@ -64,20 +64,3 @@ def test_without_a_rate_it_grows_with_how_long_callers_are_refused_and_ends_with
     assert 30.0 <= hints.after(1.0, hints.rate(5000.0), 5000.0) <= 60.0
     hints.admitted()
     assert hints.after(1.0, hints.rate(5001.0), 5001.0) <= 1.5
-
-
-def test_a_time_that_would_miss_the_target_becomes_two_tries_within_it() -> None:
-    hints = draining(1000.0, ttft_target_s=2.0)
-    assert 0.3 <= hints.after(300.0, 1000.0, 9.8, in_time=True) <= 0.45, "soon enough: as it is"
-    for missing in (1_500.0, 20_000.0):
-        times = [hints.after(missing, 1000.0, 9.8, in_time=True) for _ in range(100)]
-        assert min(times) >= 0.6
-        assert 2 * max(times) < 2.0
-    assert hints.after(20_000.0, 1000.0, 9.8) >= 20.0, "who must wait for an empty engine is told so"
-
-
-def test_without_a_target_or_a_rate_nothing_is_shortened() -> None:
-    assert draining(1000.0).after(20_000.0, 1000.0, 9.8, in_time=True) >= 20.0
-    blind = RetryHints(longest_s=60.0, ttft_target_s=2.0)
-    blind.after(1.0, None, 0.0, in_time=True)
-    assert blind.after(1.0, None, 8.0, in_time=True) >= 8.0

@@ -231,8 +231,8 @@ def test_where_answers_fill_their_caps_each_is_charged_its_own() -> None:
         cap = rng.choice([40, 200, 4000])
         model.ended(KEY, cap, finished=False, allowed=cap)
     model.refresh({})
-    assert model.table(KEY, 4000) is TO_THE_CAP
-    assert model.table(("m", "chat", "newcomer"), 4000) is TO_THE_CAP, "as its parents do"
+    assert model.table(KEY, 4000).survival is TO_THE_CAP
+    assert model.table(("m", "chat", "newcomer"), 4000).survival is TO_THE_CAP, "as its parents do"
     for _ in range(CAPPED_OF):
         model.ended(KEY, 300, finished=True, allowed=4000)
     model.refresh({})
@@ -244,16 +244,16 @@ def test_few_filled_caps_or_small_ones_are_no_worst_case_for_others() -> None:
     model = SurvivalModel()
     for _ in range(CAPPED_FEWEST - 1):
         model.ended(KEY, 1, finished=True, allowed=1)
-    assert model.table(KEY, 4096) is not TO_THE_CAP
+    assert model.table(KEY, 4096).survival is not TO_THE_CAP
     for number in range(200):
         made, allowed = (300, 4096) if number % 10 == 0 else (1, 1)
         model.ended(KEY, made, finished=True, allowed=allowed)
     model.refresh({})
-    assert model.table(KEY, 4096) is not TO_THE_CAP
+    assert model.table(KEY, 4096).survival is not TO_THE_CAP
 
 
 def test_an_answer_cut_by_its_caller_says_nothing_of_caps() -> None:
     model = SurvivalModel()
     for _ in range(100):
         model.ended(KEY, 100, finished=False)
-    assert model.table(KEY, 100) is not TO_THE_CAP
+    assert model.table(KEY, 100).survival is not TO_THE_CAP
