@@ -16,12 +16,16 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.live.engine import free_port, http_get
 
 T = TypeVar("T")
+PATIENCE = 4
 CONSOLE = str(Path(sys.executable).with_name("kvctl"))
 
 
 def eventually(probe: Callable[[], T], timeout: float, what: str) -> T:
-    """The first truthy answer of ``probe``; AssertionError with the last answer when time runs out."""
-    deadline = time.monotonic() + timeout
+    """The first truthy answer of ``probe``; AssertionError with the last answer when time runs out.
+
+    ``timeout`` is for a machine that runs: one that stands still for seconds at a time gets PATIENCE of them.
+    """
+    deadline = time.monotonic() + timeout * PATIENCE
     while not (answer := probe()):
         assert time.monotonic() < deadline, f"not within {timeout} s: {what} (last: {answer!r})"
         time.sleep(0.02)

@@ -1,7 +1,6 @@
 """No engine, a killed engine, and the engine that comes back with another pool."""
 
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -87,8 +86,6 @@ def drained(stream: socket.socket) -> bytes:
 def test_engine_back_with_another_pool(mortal: Engine, guarding: Daemon) -> None:
     mortal.restart(num_gpu_blocks=400)
     mortal.wait_ready()
-    began = time.monotonic()
     eventually(lambda: ask(guarding).status == 200, 5, "serving again")
     eventually(lambda: guarding.metric("capacity_tokens") == (400 - 1) * BLOCK, 2, "the new capacity")
     eventually(lambda: guarding.get("/readyz")[0] == 200, 2, "ready again")
-    assert time.monotonic() - began < 5
