@@ -40,6 +40,10 @@ os.execv(sys.argv[1], sys.argv[1:])
 """Starts a program that gets SIGTERM when we die, even by a signal that leaves us no last word."""
 
 
+class SilentError(AssertionError):
+    """A listener did not answer in time: a machine that stands still, unless it goes on."""
+
+
 def free_port() -> int:
     """A TCP port on loopback that nobody listens on now."""
     with socket.socket() as probe:
@@ -52,7 +56,7 @@ def forced_length(tokens: int) -> dict[str, Any]:
     return {"min_tokens": tokens - 1, "logit_bias": {str(EOS_ID): 100}}
 
 
-def http_get(url: str, timeout: float = 5) -> tuple[int, str]:
+def http_get(url: str, timeout: float = 20) -> tuple[int, str]:
     """Status and text; 0 when nobody answers."""
     try:
         with urllib.request.urlopen(url, timeout=timeout) as answer:  # noqa: S310 - loopback only
@@ -143,8 +147,11 @@ class Engine:
 
     def metrics(self) -> dict[str, float]:
         """The sum over labels of each vllm: series."""
+        page = http_get(f"{self.base_url}/metrics")[1]
+        if not page:
+            raise SilentError("the engine does not answer")
         sums: dict[str, float] = {}
-        for line in http_get(f"{self.base_url}/metrics")[1].splitlines():
+        for line in page.splitlines():
             if line.startswith("vllm:"):
                 name, value = line.split("{", 1)[0].split(" ", 1)[0], line.rsplit(" ", 1)[1]
                 sums[name] = sums.get(name, 0.0) + float(value)

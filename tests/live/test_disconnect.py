@@ -30,10 +30,10 @@ def kill(connection: socket.socket, *, reset: bool) -> None:
 def test_a_killed_client_frees_everything(engine: Engine, daemon: Daemon, stream: bool, reset: bool) -> None:
     eventually(lambda: running(engine) == 0, 10, "the engine is idle")
     body = {"model": NAME, "prompt": "hi", "max_tokens": LONG, "stream": stream} | forced_length(LONG)
-    connection = open_request(daemon.base_url, "/v1/completions", body)
-    eventually(lambda: running(engine) == 1 and daemon.metric("leases") == 1, 10, "the request runs")
-    before = engine.metrics()["vllm:generation_tokens_total"]
-    kill(connection, reset=reset)
+    with open_request(daemon.base_url, "/v1/completions", body) as connection:
+        eventually(lambda: running(engine) == 1 and daemon.metric("leases") == 1, 10, "the request runs")
+        before = engine.metrics()["vllm:generation_tokens_total"]
+        kill(connection, reset=reset)
     daemon.wait_empty(WITHIN)
     eventually(lambda: running(engine) == 0, WITHIN, "the engine stopped generating")
     assert engine.metrics()["vllm:generation_tokens_total"] - before < LONG * 0.9, "cut, not run to its end"
