@@ -17,6 +17,27 @@ class Api(StrEnum):
     TGI = "tgi"
 
 
+class Form(StrEnum):
+    """What the body of a metered route looks like: which reader counts it and finds its limits."""
+
+    CHAT = "chat"  # messages; max_completion_tokens, max_tokens
+    CHAT_BATCH = "chat_batch"  # a list of conversations
+    COMPLETION = "completion"  # prompt: text, ids, lists of either, embeddings
+    RESPONSES = "responses"  # input, instructions; max_output_tokens
+    MESSAGES = "messages"  # Anthropic: system, messages; max_tokens is required
+    VLLM_GENERATE = "vllm_generate"  # token ids, sampling_params
+    INVOCATIONS = "invocations"  # any of vLLM's other bodies, told apart by its fields
+    TGI_GENERATE = "tgi_generate"  # inputs, parameters
+    SGLANG_GENERATE = "sglang_generate"  # text, input_ids; sampling_params
+    PLAIN_GENERATE = "plain_generate"  # prompt_tokens, max_new_tokens: lengths alone
+    LLAMACPP_COMPLETION = "llamacpp_completion"  # prompt; n_predict
+    EMBED = "embed"  # input, or messages: prompts only, nothing is generated
+    SCORE = "score"  # pairs of texts: prompts only
+    RERANK = "rerank"  # a query with each of its documents: prompts only
+    AUDIO = "audio"  # multipart with a sound file: bounded by its size
+    OTHER = "other"  # nothing known: all that is written counts as prompt
+
+
 class Treatment(StrEnum):
     """What the proxy does with a route."""
 
@@ -38,6 +59,7 @@ class Route:
     name: str
     treatment: Treatment
     api: Api = Api.OPENAI
+    form: Form = Form.OTHER  # of a metered route
     admin: bool = False  # engine administration
     hint: str = ""  # what the refusal tells the caller
 

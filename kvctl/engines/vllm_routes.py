@@ -4,11 +4,11 @@ A route that generates or holds KV and cannot be counted is refused with a hint:
 run beside the ledger. Routes that are not here are refused by the proxy.
 """
 
-from kvctl.engines.base import Api, Route, Treatment
+from kvctl.engines.base import Api, Form, Route, Treatment
 
 _GENERATE = {
-    "/v1/chat/completions": "chat",
-    "/v1/completions": "completions",
+    "/v1/chat/completions": ("chat", Form.CHAT),
+    "/v1/completions": ("completions", Form.COMPLETION),
 }
 
 _PASS = (
@@ -97,8 +97,8 @@ _ADMIN = (
 
 ROUTES: tuple[Route, ...] = (
     *(
-        Route(method="POST", path=path, name=name, treatment=Treatment.GENERATE)
-        for path, name in _GENERATE.items()
+        Route(method="POST", path=path, name=name, treatment=Treatment.GENERATE, form=form)
+        for path, (name, form) in _GENERATE.items()
     ),
     *(Route(method=method, path=path, name=name, treatment=Treatment.PASS) for method, path, name in _PASS),
     *(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvctl.core.claim import Shape
-from kvctl.engines.base import Engine, Route
+from kvctl.engines.base import Engine, Form, Route
 from kvctl.proxy.jsonbody import read_object
 from kvctl.proxy.limits import (
     BadRequest,
@@ -93,7 +93,7 @@ class Reader:
             return data
         if bad := too_many_logprobs(data, self._max_logprobs):
             return bad
-        read = await _READERS.get(route.path, Reader._any)(self, data, len(body))
+        read = await _READERS.get(route.form, Reader._any)(self, data, len(body))
         if isinstance(read, BadRequest):
             return read
         asked, count = read
@@ -192,10 +192,10 @@ class Reader:
         return asked, Count(prompts=(bound,), method=CountMethod.BOUND)
 
 
-_READERS: dict[str, _Read] = {
-    "/v1/chat/completions": Reader._chat,  # noqa: SLF001 - the class's own table
-    "/v1/chat/completions/batch": Reader._chat_batch,  # noqa: SLF001
-    "/v1/completions": Reader._completion,  # noqa: SLF001
+_READERS: dict[Form, _Read] = {
+    Form.CHAT: Reader._chat,  # noqa: SLF001 - the class's own table
+    Form.CHAT_BATCH: Reader._chat_batch,  # noqa: SLF001
+    Form.COMPLETION: Reader._completion,  # noqa: SLF001
 }
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvctl.engines.base import Api, Route, Treatment
+from kvctl.engines.base import Api, Form, Route, Treatment
 from kvctl.engines.vllm import VLLM
 from kvctl.proxy.bodies import Parsed, Reader
 from kvctl.proxy.errors import bad_request
@@ -23,14 +23,14 @@ Json = dict[str, Any]
 JSON = {"Content-Type": "application/json"}
 
 
-def route(path: str, name: str) -> Route:
-    return Route(method="POST", path=path, name=name, treatment=Treatment.GENERATE)
+def route(path: str, name: str, form: Form) -> Route:
+    return Route(method="POST", path=path, name=name, treatment=Treatment.GENERATE, form=form)
 
 
-CHAT = route("/v1/chat/completions", "chat")
-TEXT = route("/v1/completions", "completions")
-BATCH = route("/v1/chat/completions/batch", "chat_batch")
-OTHER = route("/v1/messages", "messages")
+CHAT = route("/v1/chat/completions", "chat", Form.CHAT)
+TEXT = route("/v1/completions", "completions", Form.COMPLETION)
+BATCH = route("/v1/chat/completions/batch", "chat_batch", Form.CHAT_BATCH)
+OTHER = route("/v1/messages", "messages", Form.OTHER)
 USER = {"role": "user", "content": "hi"}
 
 
