@@ -11,6 +11,10 @@ from dataclasses import dataclass
 
 from kvctl.core.outcomes import RejectReason
 
+Prefix = tuple[tuple[int, int], ...]
+"""How a prompt begins: ``(tokens, hash)`` at some borders, tokens rising. Equal hashes mean equal beginnings
+of that many tokens."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
@@ -18,7 +22,8 @@ class Shape:
 
     ``asked_output`` is the caller's limit (None: none sent). ``default_output`` is what the engine takes
     when none is sent (None: what is left of the context). ``exact`` says that ``prompts`` was counted with
-    the served model's own tokenizer and not bounded.
+    the served model's own tokenizer and not bounded. ``prefixes`` has one entry a prompt, or none at all.
+    ``priority`` is as vLLM has it: the lower, the sooner.
     """
 
     route: str
@@ -30,6 +35,8 @@ class Shape:
     stream: bool = False
     tenant: str = ""
     exact: bool = True
+    prefixes: tuple[Prefix, ...] = ()
+    priority: int = 0
 
     def __post_init__(self) -> None:
         if not self.prompts or min(self.prompts) < 0 or self.n < 1 or (self.asked_output or 0) < 0:

@@ -29,6 +29,7 @@ class Arrived:
 
     request_id: str
     shape: Shape
+    client_id: str = ""  # the caller's own id of it, for the decision log
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +159,8 @@ class Reject:
     limit_tokens: int | None = None
     largest_output: int | None = None
     retry_after_s: float | None = None
+    claim: Claim | None = None  # None: refused before it was weighed
+    forecast_tokens: float | None = None  # forecast peak with it, KV tokens
 
     @property
     def decision(self) -> Decision:

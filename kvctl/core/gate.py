@@ -13,6 +13,7 @@ from math import ceil
 from typing import Any
 
 from kvctl.core.claim import Claim, NeverFits, claim, never_fits
+from kvctl.core.demand import NATURAL, Demand
 from kvctl.core.events import (
     Admit,
     Arrived,
@@ -33,16 +34,15 @@ from kvctl.core.events import (
     ScrapeFailed,
     Ticked,
 )
-from kvctl.core.forecast import Curve, Forecast, curve
+from kvctl.core.forecast import Curve
 from kvctl.core.guards import GuardRefusal, Guards
-from kvctl.core.ledger import Lease, Ledger
-from kvctl.core.outcomes import SERVING, UNAVAILABLE_OF, EndReason, EngineState, Limit, Policy, RejectReason
-from kvctl.core.progress import Pace
+from kvctl.core.ledger import Lease
+from kvctl.core.outcomes import SERVING, UNAVAILABLE_OF, EngineState, Limit, Policy, RejectReason
 from kvctl.core.retry import RetryHints
 from kvctl.core.sentence import tick_sentence
 from kvctl.core.status import GateStatus, rank_status
 from kvctl.core.supply import GateConfig, Supply
-from kvctl.core.survival import Key, SurvivalModel
+from kvctl.core.survival import Key
 
 UNAVAILABLE_RETRY_S = 2.0
 
@@ -51,14 +51,11 @@ class Gate:
     """Admission for one engine."""
 
     def __init__(self, config: GateConfig) -> None:
-        self.ledger = Ledger()
+        self._demand = Demand(Guards(config.ttft_target_s, config.itl_target_s, config.max_num_seqs))
+        self.ledger = self._demand.ledger
         self._supply = Supply(config)
         self._policy = config.policy
         self._draining = False
-        self._survival = SurvivalModel()
-        self._forecast = Forecast()
-        self._pace = Pace()
-        self._guards = Guards(config.ttft_target_s, config.itl_target_s, config.max_num_seqs)
         self._retry = RetryHints(longest_s=config.retry_after_max_s, seed=config.jitter_seed)
         self._handlers: dict[type, Callable[[Any, float], list[Command]]] = {
             Arrived: self._arrived,
@@ -96,13 +93,14 @@ class Gate:
     def _weigh(self, event: Arrived, asked: Claim, now: float) -> Admit | Reject:
         """Admit and charge, or refuse for now."""
         key = (event.shape.model, event.shape.route, event.shape.tenant)
-        candidate = self._curve(asked, key, 0)
-        peak = self._peak_with(asked, candidate)
+        candidate = self._demand.curve(asked, key)
+        peak = self._demand.peak_with(asked, candidate, self._policy) + self._supply.unattributed
         fits = self._policy is Policy.NONE or peak <= self._supply.budget.tokens
         alone = not fits and self._may_run_alone(asked, exact=event.shape.exact)
         if not (fits or alone):
             return self._reject_later(event, asked, candidate, peak, now)
-        guarded = self._guards.refuse(asked, self.ledger, now) if self._policy is Policy.FORECAST else None
+        guards = self._demand.guards
+        guarded = guards.refuse(asked, self.ledger, now) if self._policy is Policy.FORECAST else None
         if guarded is not None:
             return self._reject_guarded(event, asked, candidate, guarded, now)
         self._charge(event, asked, key, candidate, now)
@@ -111,19 +109,11 @@ class Gate:
     def _charge(self, event: Arrived, asked: Claim, key: Key, candidate: Curve, now: float) -> None:
         stream = event.shape.stream
         lease = Lease(id=event.request_id, key=key, claim=asked, streaming=stream, admitted_at=now)
-        self.ledger.open(lease)
-        self._guards.prefill.admitted(lease, now)
-        self._forecast.add(event.request_id, candidate)
+        self._demand.open(lease, candidate, now)
         self._retry.admitted()
         if self._supply.state is EngineState.TRIAL:
             self._supply.view.tried(now)
         self._supply.view.ledger_busy(busy=True, now=now)
-
-    def _peak_with(self, asked: Claim, candidate: Curve) -> float:
-        own = float(self.ledger.claimed_tokens + asked.tokens)
-        if self._policy is not Policy.STATIC:  # with few leases, mean and spread may pass the worst case
-            own = min(own, self._forecast.peak_with(candidate))
-        return own + self._supply.unattributed
 
     def _may_run_alone(self, asked: Claim, *, exact: bool) -> bool:
         """Larger than the budget, but nothing else runs: judged against capacity, where that is known.
@@ -162,7 +152,7 @@ class Gate:
         missing = float(self.ledger.held_tokens()) if too_large else peak - self._supply.budget.tokens
         reason = RejectReason.TOO_LARGE_NOW if too_large else RejectReason.KV_BUDGET
         wait = self._retry.after(missing, self._retry.rate(now), now)
-        return self._reject_now(event, reason, own, wait)
+        return self._reject_now(event, reason, own, wait, asked, peak)
 
     def _reject_guarded(
         self, event: Arrived, asked: Claim, candidate: Curve, refusal: GuardRefusal, now: float
@@ -191,38 +181,14 @@ class Gate:
         lease = self.ledger.get(event.request_id)
         if lease is None:
             return []
-        if lease.first_token_at is None:
-            lease.first_token_at = now
-            self._pace.first_token(now - lease.admitted_at)
-            self._guards.prefill.first_token(lease, now)
-        lease.last_token_at = now
-        tokens = event.tokens * self._pace.tokens_per_event
-        lease.output_tokens += tokens
-        self._pace.events_seen(event.tokens)
+        tokens = self._demand.progressed(lease, event.tokens, now)
         self._supply.view.token_seen(tokens, now)
         return []
 
     def _ended(self, event: Ended, now: float) -> list[Command]:
-        record = self.ledger.end(
-            event.request_id,
-            event.reason,
-            now,
-            output_tokens=event.output_tokens,
-            prompt_tokens=event.prompt_tokens,
-        )
-        self._retry.drained(self._forecast.remove(event.request_id), now)
-        lease = record.lease
-        self._guards.ended(lease, now)
-        natural = event.reason in {EndReason.FINISHED, EndReason.CAPPED}
-        # A length that nobody counted (no usage, and a stream in a form that could not be read) is a guess:
-        # at risk that far, but no answer of that length.
-        seen = lease.streaming and lease.first_token_at is not None
-        counted = seen or event.output_tokens is not None
-        finished = event.reason is EndReason.FINISHED and counted
-        if finished or record.output_tokens > 0:
-            allowed = max(lease.claim.outputs) if natural and counted else None
-            self._survival.ended(lease.key, lease.output_per_sequence, finished=finished, allowed=allowed)
-        if natural:
+        record, fell = self._demand.ended(event, now)
+        self._retry.drained(fell, now)
+        if event.reason in NATURAL:
             self._supply.view.answered(now)
         self._supply.view.ledger_busy(busy=len(self.ledger) > 0, now=now)
         return [LeaseEnded(record)]
@@ -231,18 +197,9 @@ class Gate:
 
     def _scraped(self, event: Scraped, now: float) -> list[Command]:
         moved, told = self._supply.page(event.samples, now)
-        counts = [s.running for s in event.samples if s.running is not None]
-        running = sum(counts) if counts else None
-        if running is None or running > sum(lease.claim.sequences for lease in self.ledger):
-            self._pace.others_run()
-        self._pace.page(moved.generated, running, now)
         if moved.restarted:
-            self._guards.slots.forget()
-        capacity = [s.waiting_for_capacity for s in event.samples if s.waiting_for_capacity is not None]
-        self._guards.slots.page(
-            running, sum(capacity), self._supply.usage_ratio(), self.ledger.without_token(), now
-        )
-        self._survival.believe([s.output_lengths for s in event.samples if s.output_lengths is not None])
+            self._demand.guards.slots.forget()
+        self._demand.page(event.samples, moved.generated, self._supply.usage_ratio(), now)
         self._supply.held(self.ledger.held_tokens(), now)
         self._supply.reconcile(event.asked_at)
         return told + self._supply.settle(now)
@@ -278,59 +235,17 @@ class Gate:
         return self._supply.settle(now)
 
     def _ticked(self, event: Ticked, now: float) -> list[Command]:  # noqa: ARG002 - one signature
-        self._advance_silent(now)
-        self._rebuild_forecast()
+        self._demand.tick(now)
         self._supply.held(self.ledger.held_tokens(), now)
-        self._supply.view.ledger_busy(busy=self._engine_owes(), now=now)
-        self._guards.decode.adjust(self.ledger, self.ledger.sequences, now)
+        owes = self._demand.engine_owes(looks_empty=self._supply.view.looks_empty())
+        self._supply.view.ledger_busy(busy=owes, now=now)
         return self._supply.tick(now)
-
-    def _engine_owes(self) -> bool:
-        """Whether the engine has something to do for us: without that, standing still is no wedge.
-
-        A stream whose client stopped reading stays open long after the engine is done with it. Then the
-        gauges are empty and every stream has had its first token.
-        """
-        if self._supply.view.looks_empty():
-            return any(lease.prefilling or not lease.streaming for lease in self.ledger)
-        return len(self.ledger) > 0
-
-    def _advance_silent(self, now: float) -> None:
-        """Non-streaming leases show nothing until their end: they advance at the measured pace."""
-        for lease in self.ledger:
-            if lease.streaming:
-                continue
-            self._pace.others_run()
-            most = sum(lease.claim.outputs) * lease.claim.n
-            made = self._pace.silent_output(now - lease.admitted_at) * lease.claim.sequences
-            lease.output_tokens = min(made, float(most))
-            if made >= 1.0 and lease.first_token_at is None:
-                lease.first_token_at = now
-                self._guards.prefill.first_token(lease, now)
-
-    def _rebuild_forecast(self) -> None:
-        in_flight: dict[Key, list[int]] = {}
-        for lease in self.ledger:
-            in_flight.setdefault(lease.key, []).append(lease.output_per_sequence)
-        self._survival.refresh(in_flight)
-        self._forecast.rebuild(
-            {
-                lease.id: self._curve(lease.claim, lease.key, lease.output_per_sequence)
-                for lease in self.ledger
-            }
-        )
-
-    def _curve(self, asked: Claim, key: Key, shown: int) -> Curve:
-        return curve(asked, shown, lambda cap: self._survival.table(key, cap))
 
     # --- readings -----------------------------------------------------------------------------------
 
     def _peak(self) -> float:
         """Forecast peak (policy static: claims) of what is in flight, with what others hold."""
-        own = float(self.ledger.claimed_tokens)
-        if self._policy is not Policy.STATIC:
-            own = min(own, self._forecast.peak())
-        return own + self._supply.unattributed
+        return self._demand.peak(self._policy) + self._supply.unattributed
 
     @property
     def state(self) -> EngineState:
@@ -355,7 +270,7 @@ class Gate:
     def _binding_limit(self, peak: float, now: float) -> Limit:
         shares = {Limit.KV_BUDGET: peak / max(self._supply.budget.tokens, 1)}
         if self._policy is Policy.FORECAST:
-            shares |= self._guards.shares(self.ledger, now)
+            shares |= self._demand.guards.shares(self.ledger, now)
         return max(shares, key=lambda limit: shares[limit])
 
     def status(self, now: float) -> GateStatus:
@@ -382,7 +297,7 @@ class Gate:
             models=supply.view.info.models,
             drain_rate_tokens_per_s=self._retry.rate(now),
             binding_limit=self._binding_limit(peak, now),
-            guards=self._guards.status(now),
+            guards=self._demand.guards.status(now),
             telemetry_age_s=supply.view.age(now),
             ranks=tuple(rank_status(sample, now) for sample in supply.view.samples),
             sentence=tick_sentence(supply.budget, peak, len(ledger), supply.state, draining=self._draining),

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
+from kvctl.core.claim import Prefix
+
 
 class CountMethod(StrEnum):
     """How a count came about: metric label and status field."""
@@ -16,11 +18,15 @@ class CountMethod(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Count:
-    """Prompt tokens of each prompt of a request. ``exact`` False: an upper bound."""
+    """Prompt tokens of each prompt of a request. ``exact`` False: an upper bound.
+
+    ``prefixes`` says how each prompt begins (one entry a prompt), or nothing at all.
+    """
 
     prompts: tuple[int, ...]
     method: CountMethod
     seconds: float = 0.0
+    prefixes: tuple[Prefix, ...] = ()
 
     @property
     def exact(self) -> bool:

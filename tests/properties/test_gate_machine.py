@@ -273,7 +273,7 @@ class GateMachine(RuleBasedStateMachine):
                 shown = min(one.shown, cap)
                 if t >= cap - shown and t:
                     continue
-                table = self.gate._survival.table(("tiny", "chat", one.tenant), cap)
+                table = self.gate._demand._survival.table(("tiny", "chat", one.tenant), cap)
                 alive = table.ahead(shown).alive[j]
                 held = round_up(prompt + min(shown + until, cap), one.claim.block)
                 s = sqrt(alive * (1 - alive)) * held

@@ -1,0 +1,171 @@
+"""The decision log: one record for each decision of the gate, and for its end; a ring of the last ones.
+
+No prompt text, ever: a record holds counts, words and the caller's ids. What it holds is enough to play the
+traffic again (when it came, what it asked, how long its answer was) and to say why a decision fell as it did.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kvctl.core.outcomes import Decision, EndReason, EngineState, Limit, Policy, Pressure, RejectReason
+
+LIMIT_OF: dict[RejectReason, Limit] = {
+    RejectReason.KV_BUDGET: Limit.KV_BUDGET,
+    RejectReason.TOO_LARGE_NOW: Limit.KV_BUDGET,
+    RejectReason.PREFILL_BACKLOG: Limit.PREFILL_BACKLOG,
+    RejectReason.DECODE_CONCURRENCY: Limit.DECODE_CONCURRENCY,
+    RejectReason.SEQUENCE_SLOTS: Limit.SEQUENCE_SLOTS,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scales:
+    """What the request was weighed against, at that moment. KV tokens and shares of one."""
+
+    state: EngineState
+    policy: Policy
+    draining: bool
+    capacity_tokens: int
+    budget_tokens: int
+    margin_ratio: float
+    pressure_ratio: float
+    pressure_term: Pressure | None  # the term that makes the pressure; None: there is none
+    leases: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What came in. ``tenant`` is a digest; ``asked_output`` None: the caller set no limit."""
+
+    lease_id: str
+    request_id: str  # the caller's X-Request-Id, else the lease's
+    route: str
+    model: str
+    tenant: str
+    prompts: tuple[int, ...]
+    n: int
+    asked_output: int | None
+    exact: bool
+    stream: bool
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts."""
+        return sum(self.prompts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionRecord:
+    """One decision. ``at`` is monotonic seconds, ``waited_s`` the time in the queue before it."""
+
+    at: float
+    engine: str
+    asked: Asked
+    scales: Scales
+    decision: Decision
+    reason: RejectReason | None = None
+    retry_after_s: float | None = None
+    claim_tokens: int | None = None  # None: it was refused before it was weighed
+    allowed_output: int | None = None  # of the longest sequence; None: not weighed
+    needed_tokens: int | None = None  # of a refused one by itself
+    forecast_tokens: float | None = None  # forecast peak with it
+    limit_tokens: int | None = None  # of a request that can never fit
+    largest_output: int | None = None
+    alone: bool = False
+    shadow: bool = False  # let in although the gate says no: it does not enforce
+    waited_s: float = 0.0
+
+    @property
+    def headroom_tokens(self) -> int | None:
+        """What would be left of the budget with it; negative: so much was missing."""
+        return None if self.forecast_tokens is None else int(self.scales.budget_tokens - self.forecast_tokens)
+
+    @property
+    def binding_limit(self) -> Limit | None:
+        """The limit that refused it; None: none did, or it was no matter of limits."""
+        return None if self.reason is None else LIMIT_OF.get(self.reason)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndRecord:
+    """How an admitted request ended. ``prompt_tokens`` None: the engine did not say."""
+
+    at: float
+    engine: str
+    lease_id: str
+    request_id: str
+    end: EndReason
+    seconds: float
+    first_token_s: float | None
+    output_tokens: int
+    prompt_tokens: int | None
+    held_tokens: int
+
+
+Entry = DecisionRecord | EndRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """A decision and, where it is over, its end."""
+
+    decision: DecisionRecord
+    end: EndRecord | None = None
+
+
+class Ring:
+    """The last ``size`` decisions, with their ends, found by the lease's id or by the caller's."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._order: deque[str] = deque()
+        self._stories: dict[str, Story] = {}
+        self._by_request: dict[str, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def resize(self, size: int) -> None:
+        """Keep so many from now on."""
+        self._size = size
+        self._shrink()
+
+    def add(self, entry: Entry) -> None:
+        """Take a record in. The end of a decision that is forgotten is forgotten too."""
+        if isinstance(entry, EndRecord):
+            story = self._stories.get(entry.lease_id)
+            if story is not None:
+                self._stories[entry.lease_id] = Story(story.decision, entry)
+            return
+        asked = entry.asked
+        if asked.lease_id not in self._stories:
+            self._order.append(asked.lease_id)
+        self._stories[asked.lease_id] = Story(entry)
+        self._by_request[asked.request_id] = asked.lease_id  # a retry under the same id: the last one counts
+        self._shrink()
+
+    def find(self, some_id: str) -> Story | None:
+        """The story of a lease id, or of the last request with that X-Request-Id."""
+        return self._stories.get(some_id) or self._stories.get(self._by_request.get(some_id, ""))
+
+    def latest(self, most: int) -> list[Story]:
+        """Up to ``most`` stories, the latest last."""
+        if most <= 0:
+            return []
+        newest = [lease_id for lease_id, _ in zip(reversed(self._order), range(most), strict=False)]
+        return [self._stories[lease_id] for lease_id in reversed(newest)]
+
+    def since(self, at: float) -> Iterator[Story]:
+        """Those decided at ``at`` or later, the latest first."""
+        for lease_id in reversed(self._order):
+            story = self._stories[lease_id]
+            if story.decision.at < at:
+                return
+            yield story
+
+    def _shrink(self) -> None:
+        while len(self._order) > self._size:
+            asked = self._stories.pop(self._order.popleft()).decision.asked
+            if self._by_request.get(asked.request_id) == asked.lease_id:
+                del self._by_request[asked.request_id]

@@ -1,0 +1,150 @@
+"""The demand side of the gate: the leases, how fast they move, and what they will really hold.
+
+Law 1: one lease, ended once: ``Ledger.end`` is behind ``ended``, the only way out.
+Law 10: the request in hand beats the estimate: what a lease has shown conditions its curve.
+
+What may be in flight is the supply side; the gate puts the two together.
+"""
+
+from kvctl.core.claim import Claim
+from kvctl.core.events import Ended
+from kvctl.core.forecast import Curve, Forecast, curve
+from kvctl.core.guards import Guards
+from kvctl.core.ledger import EndedLease, Lease, Ledger
+from kvctl.core.outcomes import EndReason, Policy
+from kvctl.core.progress import Pace
+from kvctl.core.survival import Key, SurvivalModel
+from kvctl.core.telemetry import RankSample
+
+NATURAL = frozenset({EndReason.FINISHED, EndReason.CAPPED})
+
+
+class Demand:
+    """Ledger, survival, forecast, pace and guards of one engine, moved together."""
+
+    def __init__(self, guards: Guards) -> None:
+        self.ledger = Ledger()
+        self.guards = guards
+        self._survival = SurvivalModel()
+        self._forecast = Forecast()
+        self._pace = Pace()
+
+    # --- leases -------------------------------------------------------------------------------------
+
+    def curve(self, asked: Claim, key: Key, shown: int = 0) -> Curve:
+        """What a request of class ``key`` that has shown so many tokens will hold."""
+        return curve(asked, shown, lambda cap: self._survival.table(key, cap))
+
+    def open(self, lease: Lease, forecast: Curve, now: float) -> None:
+        """Charge a lease, with the curve that it was judged by."""
+        self.ledger.open(lease)
+        self.guards.prefill.admitted(lease, now)
+        self._forecast.add(lease.id, forecast)
+
+    def progressed(self, lease: Lease, events: int, now: float) -> float:
+        """``events`` more token events of a stream; returns the tokens that they stand for."""
+        if lease.first_token_at is None:
+            lease.first_token_at = now
+            self._pace.first_token(now - lease.admitted_at)
+            self.guards.prefill.first_token(lease, now)
+        lease.last_token_at = now
+        tokens = events * self._pace.tokens_per_event
+        lease.output_tokens += tokens
+        self._pace.events_seen(events)
+        return tokens
+
+    def ended(self, event: Ended, now: float) -> tuple[EndedLease, float]:
+        """Take a lease off; the record of it, and by how many KV tokens the forecast peak fell."""
+        record = self.ledger.end(
+            event.request_id,
+            event.reason,
+            now,
+            output_tokens=event.output_tokens,
+            prompt_tokens=event.prompt_tokens,
+        )
+        fell = self._forecast.remove(event.request_id)
+        self.guards.ended(record.lease, now)
+        self._learn_length(record, counted=event.output_tokens is not None)
+        return record, fell
+
+    def _learn_length(self, record: EndedLease, *, counted: bool) -> None:
+        """History takes the answer's length in.
+
+        One that nobody counted (no usage, and a stream in a form that could not be read) is a guess: at risk
+        that far, but no answer of that length.
+        """
+        lease = record.lease
+        natural = record.reason in NATURAL
+        counted = counted or (lease.streaming and lease.first_token_at is not None)
+        finished = record.reason is EndReason.FINISHED and counted
+        if finished or record.output_tokens > 0:
+            allowed = max(lease.claim.outputs) if natural and counted else None
+            self._survival.ended(lease.key, lease.output_per_sequence, finished=finished, allowed=allowed)
+
+    # --- telemetry and time -------------------------------------------------------------------------
+
+    def page(
+        self, samples: tuple[RankSample, ...], generated: float | None, usage_ratio: float | None, now: float
+    ) -> None:
+        """A metrics page: ``generated`` output tokens since the last, ``usage_ratio`` of the pool in use."""
+        counts = [s.running for s in samples if s.running is not None]
+        running = sum(counts) if counts else None
+        if running is None or running > self.ledger.sequences:
+            self._pace.others_run()
+        self._pace.page(generated, running, now)
+        capacity = [s.waiting_for_capacity for s in samples if s.waiting_for_capacity is not None]
+        self.guards.slots.page(running, sum(capacity), usage_ratio, self.ledger.without_token(), now)
+        self._survival.believe([s.output_lengths for s in samples if s.output_lengths is not None])
+
+    def tick(self, now: float) -> None:
+        """Time passes: silent leases move, the forecast is made anew, the guards adjust."""
+        self._advance_silent(now)
+        self._rebuild_forecast()
+        self.guards.decode.adjust(self.ledger, self.ledger.sequences, now)
+
+    def _advance_silent(self, now: float) -> None:
+        """Non-streaming leases show nothing until their end: they advance at the measured pace."""
+        for lease in self.ledger:
+            if lease.streaming:
+                continue
+            self._pace.others_run()
+            most = sum(lease.claim.outputs) * lease.claim.n
+            made = self._pace.silent_output(now - lease.admitted_at) * lease.claim.sequences
+            lease.output_tokens = min(made, float(most))
+            if made >= 1.0 and lease.first_token_at is None:
+                lease.first_token_at = now
+                self.guards.prefill.first_token(lease, now)
+
+    def _rebuild_forecast(self) -> None:
+        in_flight: dict[Key, list[int]] = {}
+        for lease in self.ledger:
+            in_flight.setdefault(lease.key, []).append(lease.output_per_sequence)
+        self._survival.refresh(in_flight)
+        self._forecast.rebuild(
+            {lease.id: self.curve(lease.claim, lease.key, lease.output_per_sequence) for lease in self.ledger}
+        )
+
+    # --- readings -----------------------------------------------------------------------------------
+
+    def peak(self, policy: Policy) -> float:
+        """Forecast peak of what is in flight (policy static: its claims), KV tokens."""
+        own = float(self.ledger.claimed_tokens)
+        return own if policy is Policy.STATIC else min(own, self._forecast.peak())
+
+    def peak_with(self, asked: Claim, candidate: Curve, policy: Policy) -> float:
+        """The same, were ``candidate`` admitted too.
+
+        With few leases, mean and spread may pass the worst case, which is then what holds.
+        """
+        own = float(self.ledger.claimed_tokens + asked.tokens)
+        return own if policy is Policy.STATIC else min(own, self._forecast.peak_with(candidate))
+
+    def engine_owes(self, *, looks_empty: bool) -> bool:
+        """Whether the engine has something to do for us: without that, standing still is no wedge.
+
+        A stream whose client stopped reading stays open long after the engine is done with it. Then the
+        gauges are empty and every stream has had its first token.
+        """
+        if looks_empty:
+            return any(lease.prefilling or not lease.streaming for lease in self.ledger)
+        return len(self.ledger) > 0
