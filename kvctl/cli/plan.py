@@ -1,14 +1,17 @@
 """``kvctl plan``: the KV pool of a model on a card, before anything is rented or started."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from kvctl.cli.common import CommandError, emit
 from kvctl.cli.plan_inputs import Inputs, inputs_of, variant
 from kvctl.cli.plan_options import with_options
 from kvctl.plan import Plan, PlanError, as_document, as_toml, make_plan
+from kvctl.plan.flag_text import flags_text
 
 USAGE = 2
 _STANDARD_OUTPUT = "-"
@@ -27,7 +30,7 @@ def plan(
         first = inputs_of(given)
         plans = [_plan(each) for each in (first, *(variant(first, text) for text in compare))]
         if recommend is not None:
-            _write(recommend, as_toml(plans[0], given["like"] or "http://127.0.0.1:8000"))
+            _write(recommend, _settings(plans[0], given))
         if recommend == _STANDARD_OUTPUT:
             return  # the file alone, so that it can be piped
         _show(first, plans, compare, explain=explain, output=output)
@@ -37,6 +40,23 @@ def plan(
 
 def _plan(inputs: Inputs) -> Plan:
     return make_plan(inputs.model, inputs.flags, inputs.memory, inputs.spec)
+
+
+def _settings(made: Plan, given: Mapping[str, Any]) -> str:
+    """The settings file, with what lets the daemon make this plan again."""
+    context = click.get_current_context()
+    typed = {
+        name: value
+        for name, value in given.items()
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    }
+    folder = given["config"]
+    return as_toml(
+        made,
+        given["like"] or "http://127.0.0.1:8000",
+        plan_model="" if folder is None else str(folder.resolve()),
+        plan_flags=flags_text(typed),
+    )
 
 
 def _show(first: Inputs, plans: list[Plan], compare: tuple[str, ...], *, explain: bool, output: str) -> None:

@@ -7,6 +7,7 @@ The names are those of ``kvctl plan``, as ``--name value``, ``--name=value``, or
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from typing import Any
 
 from kvctl.plan.cards import card_of
@@ -72,12 +73,36 @@ def changed(base: Asked, name: str, value: str) -> Asked:
         if key in _MEMORY:
             memory: dict[str, Any] = {key: _MEMORY[key](value)}
             return replace(base, memory=replace(base.memory, **memory), explicit=base.explicit | {key})
+        if key not in _READERS:
+            raise PlanError(f"{name}: no flag of a plan{_nearest(key)}")
         flags: dict[str, Any] = {key: _READERS[key](value)}
         return replace(base, flags=replace(base.flags, **flags), explicit=base.explicit | {key})
     except (KeyError, ValueError) as error:
         if isinstance(error, PlanError):
             raise
-        raise PlanError(f"{name} {value}: unknown flag or wrong value") from None
+        raise PlanError(f"{name}: {value!r} is no value for it") from None
+
+
+def _nearest(key: str) -> str:
+    known = [*_READERS, *_MEMORY, *_OTHER_NAMES, "gpu"]
+    close = get_close_matches(key, known, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(sorted(known))}"
+    return "; " + hint.replace("_", "-")
+
+
+def flags_text(given: Mapping[str, Any]) -> str:
+    """The flags among ``given`` (option names with underscores) as ``parse_flags`` reads them."""
+    off = {name: flag for flag, name in _OFF.items()}
+    words = []
+    for name, value in given.items():
+        key = _OTHER_NAMES.get(name, name)
+        if value is None or not (key in _READERS or key in _MEMORY or key == "gpu"):
+            continue
+        if key in _SWITCHES:
+            words.append("--" + (key if value else off[key]).replace("_", "-"))
+        else:
+            words += ["--" + name.replace("_", "-"), str(value)]
+    return shlex.join(words)
 
 
 def _with_card(base: Asked, text: str) -> Asked:

@@ -43,8 +43,10 @@ def recommend(plan: Plan) -> Recommendation:
     )
 
 
-def as_toml(plan: Plan, engine_url: str) -> str:
+def as_toml(plan: Plan, engine_url: str, plan_model: str = "", plan_flags: str = "") -> str:
     """A settings file that ``kvctl check-config`` accepts; the engine's flag stands in a comment.
+
+    ``plan_model`` and ``plan_flags`` let the daemon make the same plan, to compare the engine with it.
 
     Control characters of the model's name cannot break out of the comment.
     """
@@ -58,6 +60,8 @@ def as_toml(plan: Plan, engine_url: str) -> str:
         f"margin = {advice.margin}",
         f"max_context = {advice.max_context}",
     ]
+    named = {"plan_model": plan_model, "plan_flags": plan_flags}
+    lines += [f"{key} = {_quoted(value)}" for key, value in named.items() if value]
     return "\n".join(lines) + "\n"
 
 

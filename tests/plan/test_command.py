@@ -145,7 +145,10 @@ def test_recommended_settings_are_written_once(config: str, tmp_path: Path) -> N
 def test_recommended_settings_alone_go_to_standard_output(config: str) -> None:
     answer = run("--config", config, "--available-gib", "6", "--recommend", "-")
     assert answer.exit_code == 0
-    assert tomllib.loads(answer.stdout).keys() >= {"engine_url", "margin", "max_context"}
+    settings = tomllib.loads(answer.stdout)
+    assert settings.keys() >= {"engine_url", "margin", "max_context"}
+    assert settings["plan_model"] == str(Path(config).resolve()), "the daemon can make the same plan"
+    assert settings["plan_flags"] == "--available-gib 6.0"
 
 
 def test_a_model_that_is_not_here() -> None:

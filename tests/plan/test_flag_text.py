@@ -3,7 +3,7 @@
 import pytest
 
 from kvctl.plan import Flags, PlanError
-from kvctl.plan.flag_text import parse_flags
+from kvctl.plan.flag_text import flags_text, parse_flags
 
 
 def test_a_command_line_of_the_engine() -> None:
@@ -25,7 +25,8 @@ def test_a_command_line_of_the_engine() -> None:
 @pytest.mark.parametrize(
     ("text", "word"),
     [
-        ("--tpp 2", "--tpp"), ("--tp two", "--tp two"), ("--tp", "wants a value"),
+        ("--tpp 2", "--tpp: no flag"), ("--max-num-seq 2", "did you mean max-num-seqs"),
+        ("--tp two", "--tp: 'two'"), ("--tp", "wants a value"),
         ("--tp --pp 2", "wants a value"), ("tp 2", "no flag"), ("--gpu abacus", "abacus"),
         ("--gpu 'H100", "quotation"), ("--engine llama", "--engine"),
     ],
@@ -33,3 +34,18 @@ def test_a_command_line_of_the_engine() -> None:
 def test_what_is_no_flag_is_named(text: str, word: str) -> None:
     with pytest.raises(PlanError, match=word):
         parse_flags(text)
+
+
+def test_options_are_written_as_they_are_read() -> None:
+    given = {
+        "tp": 2,
+        "prefix_caching": False,
+        "gpu": "RTX 4090",
+        "cpu_offload_gib": 4.0,
+        "explain": True,
+        "pp": None,
+    }
+    text = flags_text(given)
+    assert text == "--tp 2 --no-prefix-caching --gpu 'RTX 4090' --cpu-offload-gib 4.0"
+    asked = parse_flags(text)
+    assert (asked.flags.tp, asked.flags.prefix_caching, asked.memory.cpu_offload_gib) == (2, False, 4.0)
