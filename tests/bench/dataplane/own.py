@@ -1,0 +1,166 @@
+"""What only kvctl is asked: its loop under long prompts, memory per idle stream, decision and tick."""
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median, quantiles
+
+from kvctl.core.claim import Shape
+from kvctl.core.events import Arrived, Ended, EngineDescribed, Progressed, Scraped, Ticked
+from kvctl.core.gate import Gate
+from kvctl.core.outcomes import EndReason
+from kvctl.core.supply import GateConfig
+from kvctl.core.telemetry import EngineInfo, RankSample
+from tests.bench.dataplane.client import connect, open_loop, request
+from tests.bench.dataplane.engine import MODEL
+from tests.bench.dataplane.peers import kvctl
+from tests.bench.dataplane.running import Child, engine, free_port, running
+
+LONG_PROMPT_TOKENS, LONG_RATE = 100_000, 5.0
+LEASES = 256
+WORD = "the quick brown fox jumps over the lazy dog "
+
+
+@dataclass(frozen=True, slots=True)
+class Rig:
+    """Where files go, whose tokenizer counts, and who is told of progress."""
+
+    folder: Path
+    tokenizer: Path
+    say: Callable[[str], None]
+
+
+def figures(rig: Rig, rounds: int, seconds: float, idle_streams: int) -> dict[str, float]:
+    """Medians over the rounds."""
+    made: dict[str, float] = {}
+    delays = [_loop_delays(rig, seconds, number) for number in range(rounds)]
+    made["loop_delay_p999_ms"] = round(median(busy for _, busy in delays), 3)
+    made["loop_delay_idle_p999_ms"] = round(median(idle for idle, _ in delays), 3)
+    made["bytes_per_idle_stream"] = round(_bytes_per_stream(rig, idle_streams))
+    rig.say(f"{idle_streams} idle streams: {made['bytes_per_idle_stream']} bytes each")
+    decisions, ticks = zip(*(_core() for _ in range(max(rounds, 5))), strict=True)
+    made["decision_us"] = round(median(decisions), 2)
+    made["tick_ms"] = round(median(ticks), 3)
+    return made
+
+
+# --- the loop -----------------------------------------------------------------------------------------
+
+
+def _loop_delays(rig: Rig, seconds: float, number: int) -> tuple[float, float]:
+    """p99.9 of how late the daemon's own loop wakes, ms: idle, and with long prompts arriving."""
+    with engine(rig.folder) as behind:
+        port = free_port()
+        own = rig.folder / f"probed{number}"
+        own.mkdir()
+        command = kvctl(rig.tokenizer).command
+        assert command is not None
+        words = command(port, behind.port, own)
+        probe = [*words[:-2], sys.executable, "-m", "tests.bench.dataplane.probed", str(own / "delays")]
+        with running(probe, port, own / "log"):
+            time.sleep(1.0)
+            mark = _mark(own)
+            time.sleep(seconds)
+            idle = _percentile(own, mark)
+            mark = _mark(own)
+            asyncio.run(open_loop(port, _long_prompt(), rate=LONG_RATE, seconds=seconds))
+            busy = _percentile(own, mark)
+    rig.say(f"loop delay p99.9: idle {idle:.2f} ms, with long prompts {busy:.2f} ms")
+    return idle, busy
+
+
+def _long_prompt() -> bytes:
+    text = WORD * (LONG_PROMPT_TOKENS // 10)
+    messages = [{"role": "user", "content": text}]
+    return request(
+        "/v1/chat/completions", json.dumps({"model": MODEL, "messages": messages, "max_tokens": 8}).encode()
+    )
+
+
+def _mark(own: Path) -> int:
+    return (own / "delays").stat().st_size
+
+
+def _percentile(own: Path, since: int) -> float:
+    time.sleep(0.3)  # what the probe still holds
+    with (own / "delays").open("rb") as lines:
+        lines.seek(since)
+        delays = [float(line) for line in lines.read().split()]
+    return quantiles(delays, n=1000)[-1] * 1000
+
+
+# --- memory -------------------------------------------------------------------------------------------
+
+
+def _bytes_per_stream(rig: Rig, count: int) -> float:
+    """Resident bytes that one idle stream adds."""
+    own = rig.folder / "idle"
+    own.mkdir()
+    command = kvctl(rig.tokenizer).command
+    assert command is not None
+    with engine(rig.folder) as behind:
+        port = free_port()
+        with running(command(port, behind.port, own), port, own / "log") as daemon:
+            return asyncio.run(_hold(daemon, count))
+
+
+async def _hold(daemon: Child, count: int) -> float:
+    body = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "gap=3600000"}],
+        "max_tokens": 4,
+        "stream": True,
+    }
+    ask = request("/v1/chat/completions", json.dumps(body).encode())
+    await _streams(daemon, ask, 100)  # what is made once
+    before = daemon.rss_bytes()
+    calls = await _streams(daemon, ask, count)
+    after = daemon.rss_bytes()
+    assert len(calls) == count
+    return (after - before) / count
+
+
+async def _streams(daemon: Child, ask: bytes, count: int) -> list[object]:
+    kept: list[object] = []
+    for _ in range(count):
+        call = await connect(daemon.port)
+        kept.append((call, asyncio.ensure_future(call.ask(ask))))
+        if len(kept) % 50 == 0:
+            await asyncio.sleep(0.05)
+    await asyncio.sleep(1.0)
+    return kept
+
+
+# --- the core -----------------------------------------------------------------------------------------
+
+
+def _core() -> tuple[float, float]:
+    """Microseconds of one decision, milliseconds of one tick, with LEASES in flight."""
+    gate = Gate(GateConfig(capacity_tokens=LEASES * 4000, capacity_force=True))
+    now = 100.0
+    gate.handle(EngineDescribed(EngineInfo(models=(MODEL,), context_tokens=32_768)), now)
+    sample = RankSample(rank="0", at=now, capacity_tokens=LEASES * 4000, kv_usage_ratio=0.1)
+    gate.handle(Scraped((sample,), now), now)
+    for number in range(LEASES):
+        shape = Shape(route="chat", model=MODEL, prompts=(200 + number,), asked_output=1024, stream=True)
+        gate.handle(Arrived(f"{number}", shape), now)
+        gate.handle(Progressed(f"{number}", number), now)
+    gate.handle(Ticked(), now)
+    large = Shape(route="chat", model=MODEL, prompts=(30_000,), asked_output=2_000, stream=True)
+    shapes = [large, Shape(route="chat", model=MODEL, prompts=(600,), asked_output=4096, stream=True)]
+    rounds = 300
+    started = time.perf_counter()
+    for number in range(rounds):
+        for shape in shapes:
+            gate.handle(Arrived(f"x{number}", shape), now)
+            if f"x{number}" in gate.ledger:
+                gate.handle(Ended(f"x{number}", EndReason.CLIENT_GONE), now)
+    decision = (time.perf_counter() - started) / rounds / len(shapes) * 1e6
+    started = time.perf_counter()
+    for _ in range(100):
+        gate.handle(Ticked(), now)
+    return decision, (time.perf_counter() - started) / 100 * 1e3
