@@ -1,4 +1,4 @@
-"""Writes the dashboards: ``python -m grafana.generate`` writes grafana/dashboards/*.json.
+"""``python -m grafana.generate`` writes dashboards/*.json, and Prometheus's rules, alerts and their tests.
 
 Rules kept here: classic JSON, schemaVersion 39, fixed uid, no datasource but the variable,
 ``$__rate_interval`` with a least step of a minute (so that rates have points at 60 s scrapes, where the data
@@ -12,13 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from grafana.panels import OVERVIEW
+from grafana import rule_files
+from grafana.boards import BOARDS, Board
 from grafana.rules import Panel, Query, Row, check, metrics_of
 from kvctl.metrics import CATALOG
 
 HERE = Path(__file__).parent
 SCHEMA_VERSION = 39
-UID = "kvctl-overview"
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 SELECTOR = 'job=~"$job", instance=~"$instance"'
 RATE_STEP = (
@@ -171,9 +171,8 @@ def _annotation(name: str, expr: str, color: str, title: str) -> dict[str, Any]:
     }
 
 
-def dashboard(rows: Sequence[Row] = OVERVIEW) -> dict[str, Any]:
-    """The whole dashboard. Raises PanelError."""
-    annotations = [
+def _annotations() -> list[dict[str, Any]]:
+    return [
         _annotation("Overrides", "kvctl_override_active{} == 1", "orange", "{{knob}} overridden"),
         _annotation(
             "Restarts",
@@ -188,10 +187,30 @@ def dashboard(rows: Sequence[Row] = OVERVIEW) -> dict[str, Any]:
             "preemption on rank {{rank}}",
         ),
     ]
+
+
+def _link() -> dict[str, Any]:
+    """To the other dashboards, with variables and time kept."""
     return {
-        "uid": UID,
-        "title": "kvctl: overview",
-        "description": "KV budget against forecast and usage, and what the gate did with it.",
+        "title": "kvctl",
+        "type": "dashboards",
+        "tags": ["kvctl"],
+        "asDropdown": False,
+        "includeVars": True,
+        "keepTime": True,
+        "icon": "external link",
+        "targetBlank": False,
+        "tooltip": "",
+        "url": "",
+    }
+
+
+def dashboard(board: Board) -> dict[str, Any]:
+    """The whole dashboard. Raises PanelError."""
+    return {
+        "uid": board.uid,
+        "title": board.title,
+        "description": board.about,
         "tags": ["kvctl", "vllm"],
         "schemaVersion": SCHEMA_VERSION,
         "version": 1,
@@ -200,21 +219,25 @@ def dashboard(rows: Sequence[Row] = OVERVIEW) -> dict[str, Any]:
         "refresh": "10s",
         "time": {"from": "now-1h", "to": "now"},
         "timezone": "browser",
-        "annotations": {"list": annotations},
+        "annotations": {"list": _annotations()},
         "templating": {"list": _variables()},
-        "links": [],
-        "panels": list(_place(rows)),
+        "links": [_link()],
+        "panels": list(_place(board.rows)),
     }
 
 
-def text() -> str:
-    """What dashboards/kvctl-overview.json holds."""
-    return json.dumps(dashboard(), indent=2) + "\n"
+def files() -> dict[str, str]:
+    """Text of everything that is generated, by path under grafana/."""
+    boards = {
+        f"dashboards/{board.uid}.json": json.dumps(dashboard(board), indent=2) + "\n" for board in BOARDS
+    }
+    return boards | {f"prometheus/{name}": text for name, text in rule_files.files().items()}
 
 
 def main() -> int:
-    """Write the dashboard."""
-    (HERE / "dashboards" / f"{UID}.json").write_text(text())
+    """Write them all."""
+    for name, text in files().items():
+        (HERE / name).write_text(text)
     return 0
 
 

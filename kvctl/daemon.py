@@ -10,165 +10,184 @@ tokenizer) end the daemon, at its start and with one sentence.
 """
 
 import asyncio
+import contextlib
 import logging
-import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-
-import aiohttp
-import uvloop
+from dataclasses import replace
+from functools import partial
+from typing import Protocol
 
 from kvctl import __version__, logs
-from kvctl.admin.desk import Desk, Values
+from kvctl.admin.desk import Desk
 from kvctl.admin.listeners import BusyError, ListenError, OwnedSocket
-from kvctl.admin.port import DaemonStatus
+from kvctl.admin.port import DaemonStatus, LastReload, Reloaded
+from kvctl.admin.reloading import Reloader
 from kvctl.admin.server import AdminApi, AdminServer, PublicApi, PublicServer
+from kvctl.admin.state import OwnedFolder
 from kvctl.control.cards import CardPoller
+from kvctl.control.decision_file import DecisionFile
 from kvctl.control.gatekeeper import Gatekeeper
-from kvctl.control.plan_check import PlanCheck
-from kvctl.control.planning import plan_source, smallest_card
-from kvctl.control.poll import LoopbackResolver, Poller
-from kvctl.control.scraper import Scraper
+from kvctl.control.journal import Journal
+from kvctl.control.planning import smallest_card
 from kvctl.control.telling import tell
 from kvctl.control.ticker import Beat, Ticker
-from kvctl.control.tokenizer_check import TokenizerCheck
-from kvctl.core.events import DrainChanged, KnobsChanged
-from kvctl.core.gate import Gate
-from kvctl.core.outcomes import SERVING, Policy, ProxyFault
-from kvctl.core.overrides import Knob, bounds
-from kvctl.core.sentence import state_means
-from kvctl.engines.detect import engine_of
-from kvctl.gpu.base import GpuSource
-from kvctl.gpu.sources import make_source
-from kvctl.metrics import CONTENT_TYPE, Metrics, SourceView
-from kvctl.part_configs import gate_config, proxy_config
+from kvctl.core.claim import Shape
+from kvctl.core.decisions import DecisionRecord
+from kvctl.core.events import DrainChanged, Event
+from kvctl.core.outcomes import ProxyFault
+from kvctl.core.overrides import bounds
+from kvctl.engines.detect import routes_of
+from kvctl.gpu.base import GpuReading, GpuSource
+from kvctl.metrics import CONTENT_TYPE, ConfigView, Metrics, SourceView
+from kvctl.part_configs import engine_settings, knob_defaults, proxy_config
 from kvctl.plan import Card
-from kvctl.proxy.bodies import Reader
-from kvctl.proxy.pool import Upstream
 from kvctl.proxy.server import Proxy
 from kvctl.proxy_metrics import ProxyReports
+from kvctl.settings.errors import SettingsError
 from kvctl.settings.model import Settings
-from kvctl.settings.surroundings import warnings
 from kvctl.systemd_notify import Notifier
 from kvctl.tokens.chain import ChainCounter
-from kvctl.tokens.engine import http_ask
-from kvctl.tokens.load import load_counter
+from kvctl.unit import Unit
+from kvctl.unit_views import SumOfCounts, readiness_of, sentence_of, worst_source
+from kvctl.web.page import StatusPage
+from kvctl.web.recent import Recent
 
 log = logs.get("daemon")
 
 STATUS_EVERY_S = 1.0  # how often systemd is told the tick's sentence
-PLAN_TIMEOUT_S = 5.0  # the pool is asked for once: it may take longer than a poll
 STOP_EXTRA_S = 10.0  # beyond the drain, for closing
 
 
-class Daemon:
-    """One engine's gate with everything around it. Also what the admin listeners ask (``AdminPort``)."""
+class Part(Protocol):
+    """What runs beside the listeners."""
 
-    def __init__(self, settings: Settings, gpu_source: GpuSource | None, counter: ChainCounter) -> None:
+    def start(self) -> None:
+        """Begin."""
+
+    async def close(self) -> None:
+        """End."""
+
+
+class Daemon:
+    """Everything around the engines' gates. Also what the admin listeners ask (``AdminPort``).
+
+    Args:
+        settings: The settings in force.
+        sources: By the setting ``gpus`` of an engine, what reads its cards; None: nothing does.
+        counters: By an engine's name, what counts the tokens of its prompts.
+        read: Loads the settings again, for a reload; None: there is none.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        sources: Mapping[tuple[str, ...], GpuSource | None],
+        counters: Mapping[str, ChainCounter],
+        read: Callable[[], Settings] | None = None,
+    ) -> None:
         self._settings = settings
         self._clock = time.monotonic
         self._started_at = self._clock()
         self._notify = Notifier()
         self._told_at = float("-inf")
         self._sentence = "starting"
-        self._engine = engine_of(settings.engine)
-        self.keeper = Gatekeeper(Gate(gate_config(settings, self._engine)), self._clock, [tell])
+        self._reloads: set[asyncio.Task[None]] = set()
+        self._recent = Recent(self._clock)
+        self.admin: AdminApi | None = None
+        self._metrics = Metrics(version=__version__, routes=_route_names(settings))
+        self._reports = ProxyReports(self._metrics, access_log=settings.access_log)
+        self.journal = Journal(
+            settings.decision_log_size, self._clock, time.time, _decision_file(settings, self._clock)
+        )
+        self.cards = {
+            gpus: CardPoller(source, settings.gpu_interval, partial(self._cards_read, gpus))
+            for gpus, source in sources.items()
+            if source is not None
+        }
+        self.units = {
+            name: self._make_unit(name, each, counters[name])
+            for name, each in engine_settings(settings).items()
+        }
         self.desk = Desk(
             limits=bounds(settings.margin_min, settings.margin_max),
             ttl_max_s=settings.override_ttl_max,
-            defaults={Knob.MARGIN: settings.margin, Knob.POLICY: settings.policy},
+            defaults=knob_defaults(settings),
             state_dir=settings.state_dir,
             clock=self._clock,
             wall=time.time,
-            apply=self._turn_knobs,
+            apply=lambda _: self._configure(),
+            tell=self.journal.tell,
         )
-        poller = Poller(
-            settings.engine_url, timeout_s=settings.scrape_timeout, max_bytes=settings.scrape_max_bytes
-        )
-        self.scraper = Scraper(self._engine, poller, self.keeper.handle, interval_s=settings.scrape_interval)
-        self.cards = (
-            None if gpu_source is None else CardPoller(gpu_source, settings.gpu_interval, self.keeper.handle)
-        )
-        self.ticker = Ticker(self.keeper, settings.tick_interval, self._ticked)
-        self._check = TokenizerCheck(counter.verify, lambda: self.keeper.gate.models)
-        self.keeper.observe(self._check)
-        self._plan_check = self._make_plan_check()
-        self._metrics = self._make_metrics()
-        self._metrics.counting = counter
-        reports = ProxyReports(self._metrics, access_log=settings.access_log)
-        self.upstream = Upstream(
-            settings.engine_url,
-            connect_timeout=settings.connect_timeout,
-            read_timeout=settings.upstream_read_timeout,
-            on_retry=lambda: reports.fault(ProxyFault.UPSTREAM_RETRIED),
-        )
+        self._reloader = Reloader(settings, read, self._adopt)
+        self.ticker = Ticker(self._keepers, settings.tick_interval, self._ticked)
+        self._show_on_page()
+        self._page = StatusPage(self, self.desk.document, self._recent)
         self.proxy = Proxy(
-            keeper=self.keeper,
-            upstream=self.upstream,
-            engine=self._engine,
-            reader=self._make_reader(counter),
+            backends=[unit.backend for unit in self.units.values()],
             config=proxy_config(settings),
-            metrics=reports,
+            metrics=self._reports,
             ready=self.readiness,
         )
 
-    def _make_reader(self, counter: ChainCounter) -> Reader:
-        def context() -> int | None:
-            return self.keeper.gate.context_tokens
+    # --- making and wiring --------------------------------------------------------------------------
 
-        counter.know_context(context)
-        return Reader(
+    def _make_unit(self, name: str, settings: Settings, counter: ChainCounter) -> Unit:
+        named = name if len(engine_settings(self._settings)) > 1 else None
+        return Unit(
+            name,
+            settings,
             counter,
-            self._engine,
-            vocab_size=counter.vocab_size,
-            context=context,
-            max_logprobs=self._settings.max_logprobs,
+            clock=self._clock,
+            observers=[
+                partial(tell, engine=named),
+                partial(self._metrics.observe, name),
+                partial(self._recent.observe, name),
+            ],
+            on_gate=partial(self.journal.watch, name),
+            on_retry=partial(self._reports.fault, ProxyFault.UPSTREAM_RETRIED),
+            card=partial(self._smallest_card, settings.gpus),
         )
 
-    def _make_plan_check(self) -> PlanCheck | None:
-        """None where the settings name no model's config."""
-        settings = self._settings
-        source = plan_source(settings.plan_model, settings.tokenizer, settings.plan_flags)
-        if source is None:
-            return None
-        made = PlanCheck(
-            source,
-            Poller(
-                settings.engine_url,
-                timeout_s=max(settings.scrape_timeout, PLAN_TIMEOUT_S),
-                max_bytes=settings.scrape_max_bytes,
-            ),
-            self._smallest_card,
-            self.keeper.handle,
-        )
-        self.keeper.observe(made)
-        return made
+    def _keepers(self) -> list[Gatekeeper]:
+        return [keeper for unit in self.units.values() for keeper in unit.ranks.keepers]
 
-    def _smallest_card(self) -> Card | None:
-        reading = None if self.cards is None else self.cards.latest
+    def _smallest_card(self, gpus: tuple[str, ...]) -> Card | None:
+        reading = self.cards[gpus].latest if gpus in self.cards else None
         return None if reading is None else smallest_card(reading.samples)
 
-    def _make_metrics(self) -> Metrics:
-        made = Metrics(version=__version__, routes=[route.name for route in self._engine.routes])
-        engine = self._settings.engine_url
-        made.add_engine(engine, lambda: self.keeper.gate.status(self._clock()))
-        self.keeper.observe(lambda command: made.observe(engine, command))
-        made.overrides = lambda: self.desk.active().values()
-        made.sources["engine_metrics"] = self._engine_source
-        if self.cards is not None:
-            cards = self.cards
-            made.gpu = lambda: cards.latest
-            made.sources["nvml"] = lambda: _card_source(cards)
-        return made
+    def _cards_read(self, gpus: tuple[str, ...], event: Event) -> None:
+        for unit in self.units.values():
+            if unit.settings.gpus == gpus:
+                unit.handle(event)
 
-    def _engine_source(self) -> SourceView:
-        scraper = self.scraper
-        return SourceView(
-            up=scraper.fault is None and scraper.last_success_at is not None,
-            read_at=scraper.last_success_at,
-            duration_s=scraper.last_duration_s,
-        )
+    def _show_on_page(self) -> None:
+        page, units = self._metrics, list(self.units.values())
+        for unit in units:
+            page.add_engine(unit.name, unit.status)
+        page.overrides = lambda: self.desk.active().values()
+        page.config = self._config_view
+        file = self.journal.file
+        page.decisions_dropped = lambda: 0 if file is None else file.dropped
+        page.counting = SumOfCounts([unit.counter for unit in units])
+        page.sources["engine_metrics"] = lambda: worst_source([unit.telemetry() for unit in units])
+        if self.cards:
+            page.gpu = self._gpu_reading
+            page.sources["nvml"] = lambda: worst_source([_card_source(each) for each in self.cards.values()])
+
+    def _config_view(self) -> ConfigView:
+        last = self._reloader.last
+        return ConfigView(last.revision, reloaded_well=not last.problems)
+
+    def _gpu_reading(self) -> GpuReading | None:
+        """Every card once, whoever reads it; a fault where any reading has one."""
+        readings = [each.latest for each in self.cards.values() if each.latest is not None]
+        if not readings:
+            return None
+        samples = {sample.uuid: sample for reading in readings for sample in reading.samples}
+        faulty = next((each for each in readings if each.fault is not None), readings[0])
+        return replace(faulty, samples=tuple(samples.values()))
 
     def metrics(self) -> tuple[bytes, str]:
         """The metrics page and its content type."""
@@ -179,40 +198,78 @@ class Daemon:
     def status(self) -> DaemonStatus:
         """The state of now."""
         now = self._clock()
-        reading = None if self.cards is None else self.cards.latest
-        gate = self.keeper.gate.status(now)
+        reading = self._gpu_reading()
+        gates = {name: unit.status() for name, unit in self.units.items()}
         return DaemonStatus(
             now=now,
             started_at=self._started_at,
-            sentence=gate.sentence,
-            draining=self.keeper.gate.draining,
-            engines={self._settings.engine_url: gate},
+            sentence=sentence_of(gates),
+            draining=all(gate.draining for gate in gates.values()),
+            bypass=all(gate.enforce_ratio == 0.0 for gate in gates.values()),
+            engines=gates,
             gpus=() if reading is None else reading.samples,
             gpu_fault=None if reading is None else reading.fault,
         )
+
+    def outlook(self, shape: Shape) -> Mapping[str, DecisionRecord]:
+        """What each engine that serves the shape's model would say to it now; nothing is charged."""
+        now = self._clock()
+        serving = {name: unit for name, unit in self.units.items() if unit.serves(shape.model)}
+        return {name: unit.outlook(shape, now) for name, unit in serving.items()}
+
+    async def reload(self) -> Reloaded:
+        """Read the settings again and put them in force. Raises SettingsError, with the old ones kept."""
+        self._notify.reloading()
+        try:
+            return await self._reloader.reload()
+        finally:
+            self._notify.ready(self._sentence)
+
+    def last_reload(self) -> LastReload:
+        """How the settings stand."""
+        return self._reloader.last
+
+    def hang_up(self) -> None:
+        """SIGHUP: reload, with the outcome in the log alone."""
+        task = asyncio.get_running_loop().create_task(self._reload_unasked(), name="kvctl-reload")
+        self._reloads.add(task)
+        task.add_done_callback(self._reloads.discard)
+
+    async def _reload_unasked(self) -> None:
+        with contextlib.suppress(SettingsError):
+            await self.reload()
 
     def settings(self) -> Settings:
         """The settings in force, overrides not counted."""
         return self._settings
 
-    def drain(self, *, draining: bool) -> None:
-        """Admit nothing new from now on, or admit again."""
-        self.keeper.handle(DrainChanged(draining))
+    def drain(self, *, draining: bool, engine: str | None = None) -> None:
+        """Admit nothing new from now on, or admit again; ``engine``: to that one."""
+        for name, unit in self.units.items():
+            if engine in (None, name):
+                unit.handle(DrainChanged(draining))
 
     def readiness(self) -> tuple[bool, str]:
-        """Whether callers are served, and why or why not."""
-        state = self.keeper.gate.state
-        if self.keeper.gate.draining:
-            return False, "draining: nothing new is admitted"
-        if state in SERVING:
-            return True, f"engine {state}"
-        return False, f"engine {state}: {state_means(state)}"
+        """Whether callers are served by any engine, and why or why not."""
+        return readiness_of({name: unit.readiness() for name, unit in self.units.items()})
 
     # --- the beat -----------------------------------------------------------------------------------
 
-    def _turn_knobs(self, values: Values) -> None:
-        margin, policy = values[Knob.MARGIN], values[Knob.POLICY]
-        self.keeper.handle(KnobsChanged(float(margin), Policy(str(policy))))
+    def _configure(self) -> None:
+        """Settings with the overrides over them, for every gate."""
+        overridden = {knob: each.value for knob, each in self.desk.active().items()}
+        own = engine_settings(self._settings)
+        for name, unit in self.units.items():
+            unit.reconfigure(own[name], overridden)
+
+    def _adopt(self, settings: Settings) -> None:
+        """Other settings are in force: what of them can change while kvctl runs."""
+        self._settings = settings
+        self.journal.resize(settings.decision_log_size)
+        limits = bounds(settings.margin_min, settings.margin_max)
+        self.desk.reconfigure(limits, settings.override_ttl_max, knob_defaults(settings))
+        if self.admin is not None:
+            self.admin.levels.settle()
 
     def _ticked(self, beat: Beat) -> None:
         now = self._clock()
@@ -221,7 +278,9 @@ class Daemon:
         self._notify.alive(now)
         if now - self._told_at >= STATUS_EVERY_S:
             self._told_at = now
-            self._sentence = self.keeper.gate.status(now).sentence
+            gates = {name: unit.status() for name, unit in self.units.items()}
+            self._recent.sample(gates)
+            self._sentence = sentence_of(gates)
             self._notify.status(self._sentence)
 
     # --- life ---------------------------------------------------------------------------------------
@@ -232,20 +291,18 @@ class Daemon:
         settings = self._settings
         async with AsyncExitStack() as stack:
             stack.callback(self._notify.close)
+            stack.callback((await asyncio.to_thread(OwnedFolder, settings.state_dir)).close)
             admin = self._admin_server()
             if admin is not None:
                 stack.push_async_callback(admin.close)
-            public = PublicServer(PublicApi(self), settings.admin_listen)
+            public = PublicServer(PublicApi(self, self._page), settings.admin_listen)
             stack.push_async_callback(public.close)
             await asyncio.to_thread(self.desk.open)
             stack.push_async_callback(self.desk.close)
-            stack.push_async_callback(self._check.close)
-            if self._plan_check is not None:
-                stack.push_async_callback(self._plan_check.close)
-            for part in (self.cards, self.scraper, self.ticker):
-                if part is not None:
-                    part.start()
-                    stack.push_async_callback(part.close)
+            parts: list[Part] = [self.journal, *self.cards.values(), *self.units.values(), self.ticker]
+            for part in parts:
+                part.start()
+                stack.push_async_callback(part.close)
             await public.start()
             if admin is not None:
                 await admin.start()
@@ -257,7 +314,7 @@ class Daemon:
                 logging.INFO,
                 "started",
                 f"kvctl {__version__} listens on {settings.listen}, "
-                f"gates {settings.engine_url}, policy {settings.policy}",
+                f"gates {', '.join(self.units)}, policy {settings.policy}",
             )
             yield
             await self._stop()
@@ -272,13 +329,15 @@ class Daemon:
             sentence = f"{error}: kvctl serves, but no command can reach it; set admin_socket"
             logs.event(log, logging.WARNING, "no_admin_socket", sentence)
             return None
-        return AdminServer(AdminApi(self, self.desk), listener)
+        self.admin = AdminApi(self, self.desk, self.journal)
+        return AdminServer(self.admin, listener)
 
     async def _listen(self) -> None:
         try:
-            await self.proxy.start(str(self._settings.listen))
+            await self.proxy.start(str(self._settings.listen), self._notify.inherited)
         except OSError as error:
             raise ListenError(f"listen {self._settings.listen}: {error.strerror or error}") from error
+        self._notify.keep(self.proxy.sockets)
 
     async def _stop(self) -> None:
         """Nothing new is admitted; what runs has ``drain_timeout`` to end."""
@@ -293,6 +352,16 @@ class Daemon:
         logs.event(log, logging.INFO, "stopped", "stopped: no request is in flight")
 
 
+def _decision_file(settings: Settings, clock: Callable[[], float]) -> DecisionFile | None:
+    if settings.decision_log_file is None:
+        return None
+    return DecisionFile(
+        settings.decision_log_file,
+        max_bytes=settings.decision_log_bytes,
+        wall_offset=lambda: time.time() - clock(),
+    )
+
+
 def _card_source(cards: CardPoller) -> SourceView:
     reading = cards.latest
     if reading is None:
@@ -300,60 +369,6 @@ def _card_source(cards: CardPoller) -> SourceView:
     return SourceView(up=reading.fault is None, read_at=cards.read_at, duration_s=reading.seconds)
 
 
-async def serve(settings: Settings, *, stop: asyncio.Event, gpu_source: GpuSource | None = None) -> None:
-    """Run until ``stop`` is set. ``gpu_source`` stands in for the one that the settings name.
-
-    Raises ListenError or TokenizerError when the settings cannot be obeyed.
-    """
-    source = gpu_source or make_source(settings.gpus, timeout_s=settings.gpu_timeout)
-    async with _counter(settings) as counter, Daemon(settings, source, counter).running():
-        await stop.wait()
-
-
-@asynccontextmanager
-async def _counter(settings: Settings) -> AsyncIterator[ChainCounter]:
-    connector = aiohttp.TCPConnector(resolver=LoopbackResolver(), limit=0, keepalive_timeout=3.0)
-    async with aiohttp.ClientSession(connector=connector) as session:
-        counter = await asyncio.to_thread(
-            load_counter,
-            settings.tokenizer,
-            ask=http_ask(session, f"{settings.engine_url}/tokenize"),
-            inline_bytes=settings.tokenize_inline_bytes,
-            workers=settings.tokenize_workers,
-            timeout_s=settings.tokenize_timeout,
-        )
-        try:
-            yield counter
-        finally:
-            await counter.close()
-
-
-def run(settings: Settings) -> None:
-    """Serve in the foreground until SIGTERM or SIGINT. A second signal cuts the drain short."""
-    handler = logs.start(settings.log_level, settings.log_format)
-    for sentence in warnings(settings):
-        logs.event(log, logging.WARNING, "settings", sentence)
-    try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_run_until_signal(settings))
-    finally:
-        logs.stop(handler)
-
-
-async def _run_until_signal(settings: Settings) -> None:
-    stop = asyncio.Event()
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    hangup = "SIGHUP is ignored: settings are read at the start; for the margin use kvctl set"
-    loop.add_signal_handler(signal.SIGHUP, lambda: logs.event(log, logging.WARNING, "sighup", hangup))
-
-    def signalled() -> None:
-        if stop.is_set() and task is not None:
-            task.cancel()
-        stop.set()
-
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signum, signalled)
-    try:
-        await serve(settings, stop=stop)
-    except asyncio.CancelledError:
-        logs.event(log, logging.WARNING, "cut", "a second signal cut the drain short")
+def _route_names(settings: Settings) -> list[str]:
+    each = engine_settings(settings).values()
+    return list({route.name: None for one in each for route in routes_of(one.engine)})

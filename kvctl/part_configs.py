@@ -1,12 +1,30 @@
 """From the settings to the configurations of the parts: beside the daemon, which alone hands them out."""
 
 import time
+from collections.abc import Mapping
+from typing import Any
 
 from kvctl.core.engine_view import ViewConfig
+from kvctl.core.outcomes import Policy
+from kvctl.core.overrides import Knob, Value
+from kvctl.core.queue import QueueConfig
 from kvctl.core.supply import GateConfig
+from kvctl.core.tenants import TenantRule
 from kvctl.engines.base import Engine
 from kvctl.proxy.seams import ProxyConfig
-from kvctl.settings.model import Settings
+from kvctl.proxy.tenancy import KeysError, Tenancy, read_keys
+from kvctl.settings.model import SPECS, Settings
+from kvctl.settings.tenants import TenantEntry
+
+
+def engine_settings(settings: Settings) -> Mapping[str, Settings]:
+    """By each engine's name, the settings in force for it: its own, else those of the top level."""
+    if not settings.engines:
+        return {settings.engine_url: settings}
+    return {
+        each.name: settings.model_copy(update={"engine_url": each.url, **each.own})
+        for each in settings.engines
+    }
 
 
 def gate_config(settings: Settings, engine: Engine) -> GateConfig:
@@ -15,6 +33,7 @@ def gate_config(settings: Settings, engine: Engine) -> GateConfig:
     return GateConfig(
         margin_ratio=settings.margin,
         policy=settings.policy,
+        enforce_ratio=settings.enforce,
         fallback_budget_tokens=settings.fallback_budget_tokens,
         capacity_tokens=settings.capacity_tokens,
         capacity_force=settings.capacity_force,
@@ -26,6 +45,16 @@ def gate_config(settings: Settings, engine: Engine) -> GateConfig:
         ttft_target_s=settings.ttft_target,
         itl_target_s=settings.itl_target,
         max_num_seqs=settings.max_num_seqs,
+        prefix_sharing=settings.prefix_sharing == "auto",
+        queue=QueueConfig(
+            max_wait_s=settings.queue_max_wait,
+            max_requests=settings.queue_max_requests,
+            max_bytes=settings.queue_max_bytes,
+            large=settings.large_requests,
+            large_share=settings.large_requests_share,
+            large_max_wait_s=settings.large_requests_max_wait,
+        ),
+        tenants=tuple(map(tenant_rule, settings.tenants)),
         jitter_seed=time.time(),
         view=ViewConfig(
             late_after_s=min(late, settings.stale_after),
@@ -34,6 +63,61 @@ def gate_config(settings: Settings, engine: Engine) -> GateConfig:
             cards_named=settings.gpus != ("all",),
         ),
     )
+
+
+def tenant_rule(entry: TenantEntry) -> TenantRule:
+    """What the gate is told of a tenant."""
+    return TenantRule(
+        name=entry.name,
+        weight=entry.weight,
+        may_prioritise=entry.priority,
+        tokens_in_flight=entry.tokens_in_flight,
+        requests_per_minute=entry.requests_per_minute,
+        tokens_per_minute=entry.tokens_per_minute,
+    )
+
+
+def tenancy(settings: Settings) -> Tenancy:
+    """Who is who on the data port. Reads the file of keys. Raises KeysError."""
+    keys = {key: each.name for each in settings.tenants for key in each.keys}
+    path = settings.api_keys_file
+    if path is not None:
+        try:
+            keys |= read_keys(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise KeysError(f"api_keys_file {path}: {error.strerror}") from None
+        except ValueError as error:
+            raise KeysError(f"api_keys_file {path}: {error}") from None
+    known = [each.name for each in settings.tenants]
+    return Tenancy(keys, known=known, header=settings.tenant_header, check=path is not None)
+
+
+def authorization(settings: Settings) -> str | None:
+    """The header with which kvctl itself asks the engine; None: it needs none."""
+    key = settings.engine_api_key
+    return None if key is None else f"Bearer {key.get_secret_value()}"
+
+
+def knob_defaults(settings: Settings) -> dict[Knob, Value | None]:
+    """What every knob has while nobody overrides it."""
+    return {
+        Knob.MARGIN: settings.margin,
+        Knob.POLICY: settings.policy,
+        Knob.ENFORCE: settings.enforce,
+        Knob.CAPACITY_TOKENS: settings.capacity_tokens,
+        Knob.MAX_CONTEXT: settings.max_context,
+        Knob.QUEUE_MAX_WAIT: settings.queue_max_wait,
+    }
+
+
+def with_overrides(settings: Settings, overridden: Mapping[Knob, Value]) -> Settings:
+    """The settings with the overrides over them. A capacity that on-call names is meant."""
+    update: dict[str, Any] = {knob.value: value for knob, value in overridden.items() if knob in SPECS}
+    if Knob.CAPACITY_TOKENS in overridden:
+        update["capacity_force"] = True
+    if Knob.POLICY in overridden:
+        update["policy"] = Policy(str(overridden[Knob.POLICY]))
+    return settings.model_copy(update=update)
 
 
 def proxy_config(settings: Settings) -> ProxyConfig:
@@ -49,4 +133,5 @@ def proxy_config(settings: Settings) -> ProxyConfig:
         base_path=settings.base_path,
         opened=settings.routes_pass,
         admin_opened=settings.routes_admin_pass,
+        tenancy=tenancy(settings),
     )

@@ -3,7 +3,7 @@
 import logging
 
 from kvctl import logs
-from kvctl.core.outcomes import DECISION_OF, Decision, EndReason, ProxyFault
+from kvctl.core.outcomes import DECISION_OF, ChoiceReason, Decision, EndReason, ProxyFault
 from kvctl.metrics import Metrics
 from kvctl.metrics.catalog import OTHER
 from kvctl.proxy.seams import Served
@@ -52,6 +52,10 @@ class ProxyReports:
         if word in _UPSTREAM_ERRORS:
             self._metrics.upstream_error(_UPSTREAM_ERRORS[word])
 
+    def chosen(self, engine: str, reason: ChoiceReason) -> None:
+        """A request was sent to ``engine``'s gate, which was chosen of several gates."""
+        self._metrics.chosen(engine, reason)
+
     def _answered(self, record: Served, first_s: float) -> None:
         self._metrics.first_token(first_s)
         if record.stream and record.output_tokens is not None and record.output_tokens > 1:
@@ -71,6 +75,7 @@ def _log_access(record: Served) -> None:
         prompt_tokens=record.prompt_tokens,
         output_tokens=record.output_tokens,
         reason=record.reject,
+        engine=record.engine,
     )
 
 

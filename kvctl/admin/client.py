@@ -3,10 +3,14 @@
 import http.client
 import json
 import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 TIMEOUT_S = 10.0
+_NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 class ClientError(Exception):
@@ -65,23 +69,57 @@ class AdminClient:
         """Take something away. Raises ClientError."""
         return self._call("DELETE", route, None, if_match)
 
-    def post(self, route: str) -> dict[str, Any]:
+    def post(self, route: str, body: object = None) -> dict[str, Any]:
         """Have something done. Raises ClientError."""
-        return self._call("POST", route)
+        return self._call("POST", route, body)
+
+    def text(self, route: str) -> str:
+        """A page that is no JSON. Raises ClientError."""
+        with self._connected() as connection:
+            answer = self._asked(connection, "GET", route)
+            payload = answer.read()
+            if answer.status >= 400:
+                _document(answer.status, payload)
+            return payload.decode(errors="replace")
+
+    def lines(self, route: str) -> Iterator[dict[str, Any]]:
+        """The objects of a stream as they come, until it ends. Raises ClientError."""
+        with self._connected() as connection:
+            answer = self._asked(connection, "GET", route)
+            if answer.status >= 400:
+                _document(answer.status, answer.read())
+            while line := answer.readline():
+                yield json.loads(line)
 
     def _call(
         self, method: str, route: str, body: object = None, if_match: int | None = None
     ) -> dict[str, Any]:
-        connection = _UnixConnection(self._path, self._timeout)
         headers = {} if if_match is None else {"If-Match": f'"{if_match}"'}
         payload = None if body is None else json.dumps(body)
-        try:
-            connection.request(method, route, payload, headers)
-            answer = connection.getresponse()
+        with self._connected() as connection:
+            answer = self._asked(connection, method, route, payload, headers)
             return _document(answer.status, answer.read())
+
+    @staticmethod
+    def _asked(
+        connection: http.client.HTTPConnection,
+        method: str,
+        route: str,
+        payload: str | None = None,
+        headers: Mapping[str, str] = _NO_HEADERS,
+    ) -> http.client.HTTPResponse:
+        connection.request(method, route, payload, dict(headers))
+        return connection.getresponse()
+
+    @contextmanager
+    def _connected(self) -> Iterator[http.client.HTTPConnection]:
+        """A connection, closed after; what goes wrong with it in words."""
+        connection = _UnixConnection(self._path, self._timeout)
+        try:
+            yield connection
         except TimeoutError:
             raise TimedOutError(f"{self._path}: no answer within {self._timeout:g} s") from None
-        except http.client.HTTPException as error:
+        except (http.client.HTTPException, json.JSONDecodeError) as error:
             raise ClientError(f"{self._path}: this is no kvctl ({type(error).__name__})") from None
         except OSError as error:
             raise self._unreachable(error) from None
@@ -90,8 +128,9 @@ class AdminClient:
 
     def _unreachable(self, error: OSError) -> ClientError:
         if isinstance(error, PermissionError):
-            return DeniedError(f"{self._path}: {error.strerror}; its group may use it (usually kvctl)")
-        hint = "is the daemon running, and is this its socket (--socket, KVCTL_ADMIN_SOCKET)?"
+            hint = "its group may use it (usually kvctl): sudo, or join the group"
+            return DeniedError(f"{self._path}: {error.strerror}; {hint}")
+        hint = "is the daemon running (systemctl status kvctl), and is this its socket (--socket)?"
         return UnreachableError(f"{self._path}: {error.strerror or error}; {hint}")
 
 

@@ -29,7 +29,8 @@ from kvctl.core.overrides import (
 from kvctl.settings.model import SPECS
 
 log = logs.get("admin")
-Values = Mapping[Knob, Value]
+Values = Mapping[Knob, Value | None]  # None: the setting that is not set
+Tell = Callable[[str, dict[str, Any]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +38,8 @@ class Change:
     """A change that was made. ``kept`` False: it is in force, but would not outlive a restart."""
 
     knob: Knob
-    old: Value
-    new: Value
+    old: Value | None
+    new: Value | None
     revision: int
     kept: bool
     left_s: float | None  # None: the knob is back at its setting
@@ -57,10 +58,11 @@ class Desk:
         clock: Callable[[], float],
         wall: Callable[[], float],
         apply: Callable[[Values], None],
+        tell: Tell = lambda _kind, _document: None,
     ) -> None:
         """``defaults`` are the knobs' settings; ``apply`` gets all values whenever one may have moved.
 
-        ``clock`` is monotonic seconds, ``wall`` seconds since the epoch.
+        ``clock`` is monotonic seconds, ``wall`` seconds since the epoch. ``tell`` hears of every change.
         """
         self._held = Overrides(limits, ttl_max_s)
         self._defaults = dict(defaults)
@@ -68,13 +70,14 @@ class Desk:
         self._clock = clock
         self._wall = wall
         self._apply = apply
+        self._tell = tell
 
     @property
     def revision(self) -> int:
         """Raised by every change of what is in force."""
         return self._held.revision
 
-    def values(self) -> dict[Knob, Value]:
+    def values(self) -> dict[Knob, Value | None]:
         """What every knob has now."""
         return self._defaults | {knob: each.value for knob, each in self.active().items()}
 
@@ -85,6 +88,11 @@ class Desk:
     def document(self) -> dict[str, Any]:
         """The overrides as the API shows them."""
         return documents.overrides(self._held, self._clock()) | {"kept": not self._keeper.fault}
+
+    def preview(self, knob: str, value: object, *, if_match: int | None) -> tuple[Knob, Value | None, Value]:
+        """(knob, its value now, the value that ``set`` would give it). Raises OverrideError."""
+        known, new = self._held.judge(knob, _parsed(knob, value), if_match)
+        return known, self.values()[known], new
 
     # --- start and end ------------------------------------------------------------------------------
 
@@ -106,6 +114,17 @@ class Desk:
                 line = entry(DAEMON, "restore", knob=each.knob, revision=self.revision, result=each.why)
                 self._keeper.submit(line, self._held.to_state())
             self._tell_restored()
+        self._apply(self.values())
+
+    def reconfigure(self, limits: Bounds, ttl_max_s: float, defaults: Values) -> None:
+        """The settings were read again. Overrides that the new bounds do not allow end, with a word."""
+        self._defaults = dict(defaults)
+        dropped = self._held.rebound(limits, ttl_max_s)
+        for each in dropped:
+            sentence = f"The override of {each.knob} ended with the new settings: {each.why}"
+            logs.event(log, logging.WARNING, "override_dropped", sentence, knob=each.knob)
+            line = entry(DAEMON, "reload", knob=each.knob, revision=self.revision, result=each.why)
+            self._keeper.submit(line, self._held.to_state())
         self._apply(self.values())
 
     def _refuse_state(self, error: ValueError) -> None:
@@ -166,14 +185,20 @@ class Desk:
                 log, logging.INFO, "override_expired", sentence, knob=each.knob, revision=self.revision
             )
             line = entry(DAEMON, "expire", knob=each.knob, old=each.value, new=new, reason=each.reason)
+            self._tell("override", line | {"revision": self.revision})
             self._keeper.submit(line | {"revision": self.revision, "result": "ok"}, self._held.to_state())
         if ended:
             self._apply(self.values())
         return ended
 
-    async def note(self, actor: Actor, verb: str) -> bool:
-        """Write down a change of another kind (drain, undrain); returns whether that is on the disk."""
-        return await self._keeper.keep(entry(actor, verb, revision=self.revision, result="ok"))
+    async def note(
+        self, actor: Actor, verb: str, kind: str = "traffic", *, result: str = "ok", **what: object
+    ) -> bool:
+        """Write down a change of another kind (drain, reload); returns whether that is on the disk."""
+        line = entry(actor, verb, **what, revision=self.revision, result=result)
+        logs.event(log, logging.INFO, f"admin_{verb}", f"{actor.user}: {verb} ({result})", **what)
+        self._tell(kind, line)
+        return await self._keeper.keep(line)
 
     def _value(self, knob: str) -> Value | None:
         known = _known(knob)
@@ -200,13 +225,14 @@ class Desk:
         sentence = f"{line['user']} {line['verb']} {knob}: {show(knob, before)} to {show(knob, new)}"
         word = f"override_{line['verb']}"
         why = {"reason": line["reason"]} if line.get("reason") else {}
+        self._tell("override", {**line, "new": logs.plain(new), "revision": revision})
         logs.event(log, logging.INFO, word, sentence, knob=knob, revision=revision, **why)
         kept = await self._keeper.keep({**line, "revision": revision, "result": "ok"}, self._held.to_state())
         left = None if made is None else made.ttl_s
         return Change(knob=knob, old=before, new=new, revision=revision, kept=kept, left_s=left)
 
 
-def show(knob: Knob, value: Value) -> str:
+def show(knob: Knob, value: Value | None) -> str:
     """A knob's value as an operator would write it."""
     return SPECS[knob].show(value)
 

@@ -52,7 +52,9 @@ def status(daemon: DaemonStatus, overrides: Document) -> Document:
 
 def mode(daemon: DaemonStatus) -> str:
     """Whether on-call lets traffic in: the word of the metric ``kvctl_mode``."""
-    return "draining" if daemon.draining else "active"
+    if daemon.draining:
+        return "draining"
+    return "bypass" if daemon.bypass else "active"
 
 
 def engine(gate: GateStatus) -> Document:
@@ -83,6 +85,7 @@ _BUDGET_KEYS = (
     "held_tokens",
     "claimed_tokens",
     "unattributed_tokens",
+    "shared_prefix_tokens",
     "leases",
 )
 
@@ -91,6 +94,19 @@ def budget(daemon: DaemonStatus) -> Document:
     """How each engine's budget comes about, from capacity to headroom."""
     engines = {name: engine(gate) for name, gate in daemon.engines.items()}
     return {"engines": {name: {key: shown[key] for key in _BUDGET_KEYS} for name, shown in engines.items()}}
+
+
+def queue(daemon: DaemonStatus) -> Document:
+    """Who waits: before kvctl's gates, and in the engines behind them."""
+    shown = {}
+    for name, gate in daemon.engines.items():
+        known = [rank.waiting for rank in gate.ranks if rank.waiting is not None]
+        shown[name] = {
+            "queue": plain(gate.queue),
+            "tenants": plain(gate.tenants),
+            "engine_waiting": sum(known) if known else None,
+        }
+    return {"engines": shown}
 
 
 def overrides(held: Overrides, now_mono: float) -> Document:

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from kvctl.core.claim import Shape
+from kvctl.core.decisions import DecisionRecord
 from kvctl.core.outcomes import SourceFault
 from kvctl.core.status import GateStatus
 from kvctl.core.telemetry import GpuSample
@@ -18,13 +20,40 @@ class DaemonStatus:
     started_at: float
     sentence: str  # the gate's, of the same moment as the numbers
     draining: bool
+    bypass: bool = False  # everything that the engines can serve is let in
     engines: Mapping[str, GateStatus]  # by base URL
     gpus: tuple[GpuSample, ...] = ()
     gpu_fault: SourceFault | None = None  # why there is none
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """A setting that reads otherwise than before; both as an operator would write them."""
+
+    key: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reloaded:
+    """What a reload did. ``revision`` counts the reloads that changed something, from 1 at the start."""
+
+    revision: int
+    applied: tuple[Moved, ...]
+    needs_restart: tuple[Moved, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastReload:
+    """How the settings stand: the revision in force, and why the last reload was refused, if it was."""
+
+    revision: int = 1
+    problems: tuple[str, ...] = ()
+
+
 class AdminPort(Protocol):
-    """The daemon, as the admin API sees it. Every method answers at once and raises nothing."""
+    """The daemon, as the admin API sees it. But for ``reload``, all answer at once and raise nothing."""
 
     def status(self) -> DaemonStatus:
         """The state of now."""
@@ -34,8 +63,24 @@ class AdminPort(Protocol):
         """The settings in force, overrides not counted."""
         ...
 
-    def drain(self, *, draining: bool) -> None:
-        """Admit nothing new from now on, or admit again. What runs goes on either way."""
+    def drain(self, *, draining: bool, engine: str | None = None) -> None:
+        """Admit nothing new from now on, or admit again; ``engine``: to that one. What runs goes on."""
+        ...
+
+    def outlook(self, shape: Shape) -> Mapping[str, DecisionRecord]:
+        """What each engine that serves the shape's model would say to it now; nothing is charged."""
+        ...
+
+    async def reload(self) -> Reloaded:
+        """Read the settings again and put them in force. Raises SettingsError, with the old ones kept."""
+        ...
+
+    def last_reload(self) -> LastReload:
+        """How the settings stand."""
+        ...
+
+    def metrics(self) -> tuple[bytes, str]:
+        """The metrics page and its content type."""
         ...
 
 

@@ -3,10 +3,14 @@
 Everything here blocks; callers run it in a thread.
 """
 
+import errno
+import fcntl
 import json
 import os
 import time
 from pathlib import Path
+
+from kvctl.admin.listeners import BusyError
 
 
 class StateFile:
@@ -37,6 +41,37 @@ class StateFile:
         """Keep a document that nobody could read under another name, for people. Raises OSError."""
         aside = self.path.with_name(f"{self.path.name}.refused-{int(time.time())}")
         return self.path.rename(aside)
+
+
+class OwnedFolder:
+    """The state directory as this process's own: two daemons would overwrite each other's overrides.
+
+    The lock goes with its process, however that ended. A folder that cannot be written needs none.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Raises BusyError."""
+        self._handle: int | None = None
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o750)
+            handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError:
+            return
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(handle)
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                return  # a file system without locks
+            remedy = "stop that one, or give each a state_dir of its own"
+            raise BusyError(f"state_dir {folder}: another kvctl runs with it; {remedy}") from None
+        self._handle = handle
+
+    def close(self) -> None:
+        """Let go of it."""
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
 
 
 def sync_folder(folder: Path) -> None:

@@ -3,7 +3,8 @@
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,7 +22,7 @@ from kvctl.admin.client import (
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-FAILED, UNREACHABLE, REFUSED, DENIED, TIMED_OUT = 1, 3, 4, 5, 6
+FAILED, USAGE, UNREACHABLE, REFUSED, DENIED, TIMED_OUT = 1, 2, 3, 4, 5, 6
 _EXIT: Mapping[type[ClientError], int] = {
     UnreachableError: UNREACHABLE,
     RefusedError: REFUSED,
@@ -47,7 +48,7 @@ class CommandError(click.ClickException):
 output_option = click.option(
     "-o",
     "--output",
-    type=click.Choice(["table", "json"]),
+    type=click.Choice(["table", "json", "jsonl"]),
     default="table",
     show_default=True,
     help="Form of the output.",
@@ -71,6 +72,22 @@ _timeout_option = click.option(
 )
 
 
+_watch_option = click.option(
+    "--watch",
+    type=click.FloatRange(0.1, 3600),
+    is_flag=False,
+    flag_value=2.0,
+    metavar="SECONDS",
+    help="Again and again, every 2 seconds unless told.",
+)
+yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
+
+
+def watched(command: F) -> F:
+    """The option of a verb that can be shown again and again: --watch."""
+    return _watch_option(command)
+
+
 def talks_to_daemon(command: F) -> F:
     """The options of a verb that calls the daemon: --socket and --timeout."""
     return _socket_option(_timeout_option(command))
@@ -78,14 +95,16 @@ def talks_to_daemon(command: F) -> F:
 
 @contextmanager
 def daemon(socket: Path | None, timeout: float) -> Iterator[AdminClient]:
-    """The daemon's API; errors end the command with their exit code."""
+    """The daemon's API; errors end the command with their exit code, Ctrl-C with none."""
     try:
-        yield AdminClient(socket or _usual_socket(), timeout)
+        yield AdminClient(socket or usual_socket(), timeout)
     except ClientError as error:
         raise CommandError(str(error), _EXIT.get(type(error), FAILED)) from None
+    except KeyboardInterrupt:
+        raise SystemExit(0) from None
 
 
-def _usual_socket() -> Path:
+def usual_socket() -> Path:
     """As the daemon would find it: environment, file, default."""
     if given := os.environ.get(SOCKET_VARIABLE):
         return Path(given)
@@ -94,9 +113,40 @@ def _usual_socket() -> Path:
     return socket_of(os.environ)
 
 
-def emit(document: object) -> None:
-    """A document as JSON on standard output."""
-    click.echo(json.dumps(document, indent=2, ensure_ascii=False))
+def emit(document: object, output: str = "json") -> None:
+    """A document as JSON on standard output; ``jsonl``: in one line."""
+    click.echo(json.dumps(document, indent=None if output == "jsonl" else 2, ensure_ascii=False))
+
+
+def answer(document: object, output: str, lines: Callable[[], Iterable[str]]) -> None:
+    """A document in the form that was asked for; ``lines`` makes the table."""
+    if output == "table":
+        click.echo("\n".join(lines()))
+    else:
+        emit(document, output)
+
+
+def repeatedly(watch: float | None, output: str, once: Callable[[], None]) -> None:
+    """``once``, or every ``watch`` seconds until the user has seen enough; a table takes the whole screen."""
+    if watch is None:
+        once()
+        return
+    try:
+        while True:
+            if output == "table" and sys.stdout.isatty():
+                click.clear()
+            once()
+            time.sleep(watch)
+    except KeyboardInterrupt:
+        raise SystemExit(0) from None
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask a person at a terminal; a script has thought about it before. Ends the command on a no."""
+    if yes or not sys.stdin.isatty():
+        return
+    if not click.confirm(question, default=False, err=True):
+        raise CommandError("nothing was changed")
 
 
 def paint(text: str, **style: Any) -> str:

@@ -11,6 +11,7 @@ from kvctl import __version__
 from kvctl.cli.common import (
     FAILED,
     CommandError,
+    answer,
     config_option,
     daemon,
     emit,
@@ -39,20 +40,18 @@ def check_config(config: Path | None, output: str) -> None:
     try:
         settings = load(config, os.environ)
     except SettingsError as error:
-        if output != "json":
+        if output == "table":
             raise CommandError(str(error)) from None
-        emit({"ok": False, "problems": [str(problem) for problem in error.problems], "warnings": []})
+        emit({"ok": False, "problems": [str(problem) for problem in error.problems], "warnings": []}, output)
         raise SystemExit(FAILED) from None
     if (fault := _tokenizer_fault(settings.tokenizer)) is not None:
-        if output != "json":
+        if output == "table":
             raise CommandError(fault)
-        emit({"ok": False, "problems": [fault], "warnings": []})
+        emit({"ok": False, "problems": [fault], "warnings": []}, output)
         raise SystemExit(FAILED)
     found = list(warnings(settings))
-    if output == "json":
-        emit({"ok": True, "problems": [], "warnings": found})
-    else:
-        click.echo("\n".join([*(f"warning: {each}" for each in found), "the settings are good"]))
+    judged = {"ok": True, "problems": [], "warnings": found}
+    answer(judged, output, lambda: [*(f"warning: {each}" for each in found), "the settings are good"])
 
 
 def _tokenizer_fault(tokenizer: str) -> str | None:
@@ -79,10 +78,7 @@ def show_config(*, config: Path | None, live: bool, output: str, socket: Path | 
             document = client.get("/v1/config")
     else:
         document = _local(config)
-    if output == "json":
-        emit(document)
-    else:
-        click.echo(table([_row(key, each) for key, each in document["settings"].items()]))
+    answer(document, output, lambda: [table([_row(key, each) for key, each in document["settings"].items()])])
 
 
 def _local(config: Path | None) -> dict[str, Any]:

@@ -4,14 +4,15 @@
 """
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 import uvloop
 
 from kvctl import logs
-from kvctl.daemon import serve
 from kvctl.gpu.simulated import FollowedCard
+from kvctl.process import serve
 from kvctl.settings.loading import load
 from kvctl.settings.model import Settings
 from kvctl.sim.lifetime import stop_event
@@ -25,13 +26,13 @@ def main(*, config: Path, card: Path) -> None:
     settings = load(config, os.environ)
     handler = logs.start(settings.log_level, settings.log_format)
     try:
-        uvloop.run(_serve(settings, card))
+        uvloop.run(_serve(settings, card, lambda: load(config, os.environ)))
     finally:
         logs.stop(handler)
 
 
-async def _serve(settings: Settings, card: Path) -> None:
-    await serve(settings, stop=stop_event(with_stdin=True), gpu_source=FollowedCard(card))
+async def _serve(settings: Settings, card: Path, read: Callable[[], Settings]) -> None:
+    await serve(settings, stop=stop_event(with_stdin=True), gpu_source=FollowedCard(card), read=read)
 
 
 if __name__ == "__main__":

@@ -10,15 +10,16 @@ from kvctl.control.plan_check import ask_engine
 from kvctl.control.planning import PlanSource, judge, plan_source
 from kvctl.control.poll import LoopbackResolver, Poller, PollError
 from kvctl.core.outcomes import SourceFault
-from kvctl.core.telemetry import EngineInfo, RankSample
+from kvctl.core.telemetry import EngineInfo, RankSample, together
 from kvctl.engines.base import Engine, PageError
 from kvctl.engines.detect import engine_of_page
 from kvctl.plan import Card, PlanError, Verdict
 from kvctl.settings.model import Settings
 from kvctl.tokens.base import CountMethod
 from kvctl.tokens.chain import PROBES, ChainCounter
-from kvctl.tokens.engine import Ask, http_ask
+from kvctl.tokens.engine import Ask
 from kvctl.tokens.files import TokenizerError
+from kvctl.tokens.foreign import Interpreter, http_post
 from kvctl.tokens.load import BOUND, ENGINE, load_counter
 
 _SHOWN = "The quick brown fox"  # the counts that are shown are of the probe that begins so
@@ -32,17 +33,18 @@ _NO_SERIES = (
 
 async def engine_info(engine: Engine, poller: Poller) -> tuple[Finding, EngineInfo | None]:
     """Whether it answers, and what it serves."""
-    try:
-        body = (await poller.get(engine.info_path, "application/json")).body
-        found = json.loads(body)
-    except PollError as error:
-        remedy = (
-            _NOBODY if error.fault is SourceFault.REFUSED else f"see why {engine.info_path} gives no list"
-        )
-        return failed("engine", f"{poller.shown_url}: {error}", remedy), None
-    except (ValueError, RecursionError):
-        return failed("engine", f"{poller.shown_url}{engine.info_path} is no JSON", _NOBODY), None
-    info = engine.parse_info(found if isinstance(found, dict) else {})
+    paths = (engine.info_path, *engine.more_info_paths)
+    infos = []
+    for path in paths:
+        try:
+            found = json.loads((await poller.get(path, "application/json")).body)
+        except PollError as error:
+            remedy = _NOBODY if error.fault is SourceFault.REFUSED else f"see why {path} gives no list"
+            return failed("engine", f"{poller.shown_url}: {error}", remedy), None
+        except (ValueError, RecursionError):
+            return failed("engine", f"{poller.shown_url}{path} is no JSON", _NOBODY), None
+        infos.append(engine.parse_info(found if isinstance(found, dict) else {}))
+    info = together(infos)
     if not info.models:
         return warned("engine", f"{poller.shown_url} names no model", "is this the engine's API?"), info
     names = ", ".join(info.models)
@@ -59,13 +61,42 @@ async def metrics_page(engine: Engine, poller: Poller) -> tuple[Finding, list[Ra
         page = answer.body.decode(errors="replace")
         samples = engine.parse_metrics(page, answer.answered_at)
     except PollError as error:
-        return failed("metrics", str(error), "the engine must serve its metrics page: see engine_url"), []
+        remedy = _NO_PAGE.get(engine.name, "the engine must serve its metrics page: see engine_url")
+        return failed("metrics", str(error), remedy), []
     except PageError as error:
         other = engine_of_page(page)
         if other is not None and other != engine.name:
-            return failed("metrics", f"the page is of {other}", "kvctl speaks vLLM"), []
+            return failed("metrics", f"the page is of {other}, not of {engine.name}", "set engine"), []
         return warned("metrics", str(error), _NO_SERIES), []
+    if engine.name in _FIELDS_OF_OTHERS:
+        return _judged_other(samples, _FIELDS_OF_OTHERS[engine.name]), samples
     return _judged_page(page, samples), samples
+
+
+_NO_PAGE = {
+    "sglang": "start SGLang with --enable-metrics; without, its state is no_telemetry",
+    "llamacpp": "start llama.cpp's server with --metrics; without, its state is no_telemetry",
+}
+_ALIVE = frozenset({"waiting", "generation_tokens_total"})
+# What a page of theirs must have. TGI's series appear with their first value.
+_FIELDS_OF_OTHERS = {
+    "tgi": frozenset({"waiting"}),
+    "sglang": frozenset({"kv_usage_ratio", "running"}) | _ALIVE,
+    "llamacpp": frozenset({"running"}) | _ALIVE,
+}
+
+
+def _judged_other(samples: list[RankSample], needed: frozenset[str]) -> Finding:
+    gauges = ", ".join(sorted({sample.usage_gauge for sample in samples if sample.usage_gauge}))
+    text = f"{len(samples)} rank{'s' if len(samples) > 1 else ''}, usage gauge {gauges or 'none'}"
+    absent = sorted({field for sample in samples for field in sample.absent if field in needed})
+    # what belongs to the engine as a whole is on its first rank's sample alone
+    absent = [field for field in absent if all(field in sample.absent for sample in samples)]
+    if absent:
+        return warned(
+            "metrics", f"{text}; absent: {', '.join(absent)}", "scrape the engine itself, not a copy"
+        )
+    return passed("metrics", text)
 
 
 def _judged_page(page: str, samples: list[RankSample]) -> Finding:
@@ -92,7 +123,9 @@ async def tokens(settings: Settings, info: EngineInfo | None) -> AsyncIterator[F
     """How prompts are counted: the local tokenizer and template against the engine's /tokenize."""
     connector = aiohttp.TCPConnector(resolver=LoopbackResolver())
     async with aiohttp.ClientSession(connector=connector) as session:
-        ask = http_ask(session, f"{settings.engine_url}/tokenize")
+        ask = Interpreter(http_post(session, settings.engine_url))
+        if info is not None:
+            ask.kind = lambda: info.engine
         try:
             counter = _counter(settings, settings.tokenizer, ask)
         except TokenizerError as error:

@@ -12,6 +12,7 @@ from kvctl.core.outcomes import SERVING, SourceFault
 from kvctl.core.telemetry import GpuSample
 from kvctl.gpu.base import GpuReading
 from kvctl.gpu.sources import make_source
+from kvctl.part_configs import engine_settings
 from kvctl.settings.model import Settings
 from kvctl.settings.surroundings import warnings
 
@@ -108,16 +109,18 @@ def daemon(settings: Settings, timeout: float) -> Finding:
 
 def _running(status: Mapping[str, Any], settings: Settings) -> Finding:
     sentence = str(status.get("sentence", ""))
-    gate = status.get("engines", {}).get(settings.engine_url)
-    if gate is None:
-        others = ", ".join(status.get("engines", {}))
+    gates, named = status.get("engines", {}), engine_settings(settings)
+    if missing := [name for name in named if name not in gates]:
         return warned(
             "daemon",
-            f"gates {others}, not {settings.engine_url}",
+            f"gates {', '.join(gates)}, not {', '.join(missing)}",
             "restart it: settings are read at its start",
         )
-    if gate.get("state") not in {str(each) for each in SERVING}:
-        return failed("daemon", sentence, "see what it says of its engine: kvctl status")
+    serving = {str(each) for each in SERVING}
+    down = [name for name in named if gates[name].get("state") not in serving]
+    if down:
+        found = failed if len(down) == len(named) else warned
+        return found("daemon", sentence, "see what it says of its engine: kvctl status")
     if status.get("mode") != "active":
         return warned("daemon", sentence, "kvctl undrain")
     return passed("daemon", sentence)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from kvctl.cli import doctor_engine, doctor_machine
@@ -9,7 +10,10 @@ from kvctl.cli.doctor_findings import Finding, failed, passed
 from kvctl.cli.serve import raise_file_limit
 from kvctl.control.planning import smallest_card
 from kvctl.control.poll import Poller
-from kvctl.engines.detect import engine_of
+from kvctl.control.probe import probe
+from kvctl.core.telemetry import EngineInfo, with_pool
+from kvctl.engines.detect import AutoEngine, engine_of
+from kvctl.part_configs import authorization, engine_settings
 from kvctl.settings.errors import SettingsError
 from kvctl.settings.loading import load
 from kvctl.settings.model import Settings
@@ -27,24 +31,42 @@ def examine(config: Path | None, env: Mapping[str, str], timeout: float) -> list
 
 
 async def _examine(settings: Settings, timeout_s: float) -> list[Finding]:
-    engine = engine_of(settings.engine)
-    poller = Poller(settings.engine_url, timeout_s=timeout_s, max_bytes=settings.scrape_max_bytes)
-    try:
-        answered, info = await doctor_engine.engine_info(engine, poller)
-        page, samples = await doctor_engine.metrics_page(engine, poller)
-        card_findings, cards = await doctor_machine.cards(settings, timeout_s)
-        tokens = [each async for each in doctor_engine.tokens(settings, info)]
-        pool = await doctor_engine.capacity(settings, samples, poller, smallest_card(cards))
-    finally:
-        await poller.close()
+    each = engine_settings(settings)
+    named = ", ".join(one.engine_url for one in each.values())
+    engines: list[Finding] = []
+    cards: dict[tuple[str, ...], list[Finding]] = {}
+    for name, one in each.items():
+        found, card_findings = await _examine_engine(one, timeout_s)
+        engines += found if len(each) == 1 else [replace(f, check=f"{name}: {f.check}") for f in found]
+        cards.setdefault(one.gpus, card_findings)
     return [
-        passed("settings", f"valid, for {settings.engine_url}"),
-        answered,
-        page,
-        *tokens,
-        pool,
-        *card_findings,
+        passed("settings", f"valid, for {named}"),
+        *engines,
+        *(finding for findings in cards.values() for finding in findings),
         *doctor_machine.surroundings(settings),
         doctor_machine.clock(),
         await asyncio.to_thread(doctor_machine.daemon, settings, timeout_s),
     ]
+
+
+async def _examine_engine(settings: Settings, timeout_s: float) -> tuple[list[Finding], list[Finding]]:
+    """What is found of one engine, and of its cards."""
+    engine = engine_of(settings.engine)
+    poller = Poller(
+        settings.engine_url,
+        timeout_s=timeout_s,
+        max_bytes=settings.scrape_max_bytes,
+        authorization=authorization(settings),
+    )
+    try:
+        if isinstance(engine, AutoEngine):
+            engine.adopt((await probe(poller)).engine)
+        answered, info = await doctor_engine.engine_info(engine, poller)
+        page, samples = await doctor_engine.metrics_page(engine, poller)
+        card_findings, cards = await doctor_machine.cards(settings, timeout_s)
+        tokens = [each async for each in doctor_engine.tokens(settings, info)]
+        ranks = list(with_pool(samples, info or EngineInfo()))
+        pool = await doctor_engine.capacity(settings, ranks, poller, smallest_card(cards))
+    finally:
+        await poller.close()
+    return [answered, page, *tokens, pool], card_findings

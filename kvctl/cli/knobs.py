@@ -1,31 +1,30 @@
 """``kvctl set``, ``unset`` and ``overrides``: what on-call may move, for how long and why."""
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import click
 
-from kvctl.cli.common import daemon, emit, output_option, paint, percent, span, talks_to_daemon
+from kvctl.admin.client import AdminClient
+from kvctl.cli.common import (
+    answer,
+    confirm,
+    count,
+    daemon,
+    output_option,
+    paint,
+    percent,
+    span,
+    talks_to_daemon,
+    yes_option,
+)
+from kvctl.cli.spans import for_option, reason_option
 
-DEFAULT_FOR = "30m"
-
-
-class Span(click.ParamType[float]):
-    """A time such as 30m."""
-
-    name = "time"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Seconds."""
-        from kvctl.settings.units import duration  # noqa: PLC0415 - only set needs it
-
-        try:
-            return duration(value)
-        except ValueError as error:
-            self.fail(f"{value!r} {error}: write 90s, 30m or 2h", param, ctx)
-
+_SHARES = frozenset({"margin", "enforce"})
+_TIMES = frozenset({"queue_max_wait"})
 
 _revision_option = click.option(
     "--if-match",
@@ -38,16 +37,13 @@ _revision_option = click.option(
 @click.command("set")
 @click.argument("knob")
 @click.argument("value")
-@click.option(
-    "--for",
-    "ttl",
-    type=Span(),
-    default=DEFAULT_FOR,
-    show_default=True,
-    help="How long; then the setting is back.",
-)
-@click.option("--reason", required=True, help="Why; it is kept in the audit log.")
+@for_option("How long; then the setting is back.")
+@reason_option
 @_revision_option
+@click.option(
+    "--dry-run", is_flag=True, help="Change nothing: show before and after, and the last 5 minutes."
+)
+@yes_option
 @output_option
 @talks_to_daemon
 def set_knob(
@@ -57,18 +53,37 @@ def set_knob(
     ttl: float,
     reason: str,
     if_match: int | None,
+    dry_run: bool,
+    yes: bool,
     output: str,
     socket: Path | None,
     timeout: float,
 ) -> None:
-    """Override KNOB (margin, policy) with VALUE for a while.
+    """Override KNOB with VALUE for a while.
+
+    Knobs: margin, policy, enforce, max_context, capacity_tokens, queue_max_wait.
 
     Example: kvctl set margin 12% --for 30m --reason "preemptions since 02:10"
     """
     body = {"value": value, "ttl_s": ttl, "reason": reason}
+    route = f"/v1/overrides/{quote(knob, safe='')}"
     with daemon(socket, timeout) as client:
-        change = client.put(f"/v1/overrides/{quote(knob, safe='')}", body, if_match)
+        if dry_run:
+            seen = client.put(f"{route}?dry_run=1", body, if_match)
+            answer(seen, output, lambda: preview(seen))
+            return
+        _ask(client, route, body, yes=yes)
+        change = client.put(route, body, if_match)
     _tell(change, output)
+
+
+def _ask(client: AdminClient, route: str, body: Mapping[str, Any], *, yes: bool) -> None:
+    """At a terminal, a person sees what the change would do before it is made."""
+    if yes or not sys.stdin.isatty():
+        return
+    for line in preview(client.put(f"{route}?dry_run=1", body)):
+        click.echo(line, err=True)
+    confirm("Put it in force?", yes=yes)
 
 
 @click.command("unset")
@@ -90,21 +105,36 @@ def list_overrides(output: str, socket: Path | None, timeout: float) -> None:
     """The overrides in force, and their revision."""
     with daemon(socket, timeout) as client:
         document = client.get("/v1/overrides")
-    if output == "json":
-        emit(document)
-    else:
-        lines = override_lines(document) or ["no override is in force"]
-        click.echo("\n".join([*lines, f"revision {document['revision']}"]))
+    lines = override_lines(document) or ["no override is in force"]
+    answer(document, output, lambda: [*lines, f"revision {document['revision']}"])
+
+
+def preview(seen: Mapping[str, Any]) -> Iterator[str]:
+    """What a change would do, in lines."""
+    knob = seen["knob"]
+    yield f"{knob}: {value_text(knob, seen['old'])} -> {value_text(knob, seen['new'])} would mean"
+    for name, each in seen["engines"].items():
+        before, after = each["before"], each["after"]
+        yield f"  {name}:"
+        for key in ("budget_tokens", "headroom_tokens"):
+            yield f"    {key.removesuffix('_tokens')} {count(before[key])} -> {count(after[key])} KV tokens"
+    last = seen["last"]
+    if last is None:
+        yield "  what it would have meant for the last decisions, the log cannot tell"
+        return
+    yield (
+        f"  of {last['refusals']:,} refusals of the last {span(last['seconds'])} about "
+        f"{last['refusals_admitted']:,} would have been admitted,"
+    )
+    admitted = last["decisions"] - last["refusals"]
+    yield f"  of {admitted:,} other decisions about {last['admissions_refused']:,} refused"
 
 
 def _tell(change: Mapping[str, Any], output: str) -> None:
-    if output == "json":
-        emit(change)
-    else:
-        knob = change["knob"]
-        life = "" if change["left_s"] is None else f" for {span(change['left_s'])}"
-        moved = f"{value_text(knob, change['old'])} -> {value_text(knob, change['new'])}"
-        click.echo(f"{knob}: {moved}{life} (revision {change['revision']})")
+    knob = change["knob"]
+    life = "" if change["left_s"] is None else f" for {span(change['left_s'])}"
+    moved = f"{value_text(knob, change['old'])} -> {value_text(knob, change['new'])}"
+    answer(change, output, lambda: [f"{knob}: {moved}{life} (revision {change['revision']})"])
     if not change["kept"]:
         click.echo(
             "kvctl: in force, but the daemon could not write it down: a restart would undo it", err=True
@@ -122,4 +152,8 @@ def override_lines(document: Mapping[str, Any]) -> list[str]:
 
 def value_text(knob: str, value: Any) -> str:
     """A knob's value as an operator would write it."""
-    return percent(value) if knob == "margin" else str(value)
+    if value is None:
+        return "none"
+    if knob in _TIMES:
+        return f"{value:g} s"
+    return percent(value) if knob in _SHARES else str(value)

@@ -47,6 +47,25 @@ USUAL_POLICIES = ("none", "static", "kv-gauge", "forecast", "clairvoyant")
     metavar="LIST",
     help="The gate's margin; several, apart by commas, are compared: 5%,8%,12%.",
 )
+@click.option(
+    "--prefix-caching/--no-prefix-caching",
+    default=None,
+    help="Of the engine. [on with --shared-prefix, else off]",
+)
+@click.option(
+    "--shared-prefix",
+    type=click.IntRange(0),
+    default=0,
+    metavar="N",
+    help="Tokens of a system prompt that goes before every prompt.",
+)
+@click.option(
+    "--prefix-sharing",
+    default="auto",
+    show_default=True,
+    metavar="LIST",
+    help="Whether the gate counts common beginnings once; auto,off compares.",
+)
 @click.option("--start", type=click.IntRange(0), default=0, show_default=True, help="First request.")
 @click.option("--requests", type=click.IntRange(2), default=1500, show_default=True, help="How many.")
 @click.option("--ttft", type=click.FloatRange(0, min_open=True), default=2.0, show_default=True, metavar="S")

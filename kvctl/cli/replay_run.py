@@ -37,6 +37,9 @@ class Asked:
     itl: float = 0.1
     retries: int = 2
     faults: Sequence[str] = ()
+    prefix_caching: bool | None = None
+    shared_prefix: int = 0
+    prefix_sharing: str = "auto"
     seed: int = 1
 
 
@@ -55,7 +58,7 @@ class Comparison:
 
 def compare(asked: Asked) -> Comparison:
     """Run all. Raises ValueError or OSError with a text for the user."""
-    specs = named_specs(asked.policies or USUAL_POLICIES, asked.margins)
+    specs = named_specs(asked.policies or USUAL_POLICIES, asked.margins, asked.prefix_sharing)
     scene = replace(_scene(asked), ttft_s=asked.ttft, itl_s=asked.itl)
     target = Target(ttft_s=asked.ttft, itl_s=asked.itl)
     runs: dict[str, Run] = {}
@@ -77,9 +80,10 @@ def compare(asked: Asked) -> Comparison:
     return Comparison(scene, target, runs)
 
 
-def named_specs(policies: Sequence[str], margins: str) -> dict[str, Spec]:
-    """Policies under the names that the output gives them; those that know a margin once for each."""
+def named_specs(policies: Sequence[str], margins: str, sharing: str = "auto") -> dict[str, Spec]:
+    """Policies under the names that the output gives them; the gate's own once a margin and way to share."""
     ratios = {text.strip(): _margin(text) for text in margins.split(",")}
+    ways = {text.strip(): _sharing(text) for text in sharing.split(",")}
     specs: dict[str, Spec] = {}
     for text in policies:
         spec = parse_policy(text)
@@ -87,9 +91,17 @@ def named_specs(policies: Sequence[str], margins: str) -> dict[str, Spec]:
             specs[text] = spec
             continue
         for margin, value in ratios.items():
-            name = text if len(ratios) == 1 else f"{text} {margin}"
-            specs[name] = replace(spec, margin_ratio=value)
+            for way, shares in ways.items():
+                name = text if len(ratios) == 1 else f"{text} {margin}"
+                name = name if len(ways) == 1 else f"{name}, sharing {way}"
+                specs[name] = replace(spec, margin_ratio=value, prefix_sharing=shares)
     return specs
+
+
+def _sharing(text: str) -> bool:
+    if text.strip() not in ("auto", "off"):
+        raise ValueError(f"prefix sharing is auto or off, not {text.strip()!r}")
+    return text.strip() == "auto"
 
 
 def _margin(text: str) -> float:
@@ -105,7 +117,12 @@ def _margin(text: str) -> float:
 def _scene(asked: Asked) -> Scene:
     return make_scene(
         read_trace(asked.trace),
-        engine_config(read_profile(asked.profile), asked.capacity_tokens, asked.context),
+        engine_config(
+            read_profile(asked.profile),
+            asked.capacity_tokens,
+            asked.context,
+            prefix_caching=asked.shared_prefix > 0 if asked.prefix_caching is None else asked.prefix_caching,
+        ),
         cap=asked.cap,
         rate=asked.rate,
         start=asked.start,
@@ -113,6 +130,7 @@ def _scene(asked: Asked) -> Scene:
         retries=asked.retries,
         seed=asked.seed,
         faults=[_fault(text) for text in asked.faults],
+        shared_prefix=asked.shared_prefix,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from kvctl.cli.common import CommandError, config_option
+from kvctl.cli.common import FAILED, USAGE, CommandError, config_option
 from kvctl.settings.errors import SettingsError
 from kvctl.settings.loading import load
 from kvctl.settings.model import SPECS, Settings
@@ -16,7 +16,7 @@ from kvctl.settings.model import SPECS, Settings
 
 def setting_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     """A flag for every setting; values are judged by the settings, so that all places take the same forms."""
-    for spec in reversed(list(SPECS.values())):
+    for spec in reversed([each for each in SPECS.values() if not each.secret]):
         option = click.option(
             spec.flag, spec.attribute, metavar=spec.form.name.upper(), help=spec.field.description
         )
@@ -32,24 +32,30 @@ def serve(config: Path | None, **flags: str | None) -> None:
 
     One engine needs no file: kvctl serve --engine-url http://127.0.0.1:8000
     """
-    given = {key: flags[spec.attribute] for key, spec in SPECS.items()}
+    given = {key: flags.get(spec.attribute) for key, spec in SPECS.items()}
+    env = dict(os.environ)  # a reload reads the same: whoever is told by systemd gives its variables up
+
+    def read() -> Settings:
+        return load(config, env, given)
+
     try:
-        settings = load(config, os.environ, given)
+        settings = read()
     except SettingsError as error:
-        raise CommandError(str(error)) from None
+        raise CommandError(str(error), USAGE if error.usage else FAILED) from None
     raise_file_limit()
-    _run(settings)
+    _run(settings, read)
 
 
-def _run(settings: Settings) -> None:
+def _run(settings: Settings, read: Callable[[], Settings]) -> None:
     # --help and bad settings need none of these
     from kvctl.admin.listeners import ListenError  # noqa: PLC0415
-    from kvctl.daemon import run  # noqa: PLC0415
+    from kvctl.process import run  # noqa: PLC0415
+    from kvctl.proxy.tenancy import KeysError  # noqa: PLC0415
     from kvctl.tokens.files import TokenizerError  # noqa: PLC0415
 
     try:
-        run(settings)
-    except (ListenError, TokenizerError) as error:
+        run(settings, read)
+    except (ListenError, TokenizerError, KeysError) as error:
         raise CommandError(str(error)) from None
 
 

@@ -1,70 +1,128 @@
-"""``kvctl status``: the tick's sentence first, then the numbers behind it."""
+"""``kvctl status``: the tick's sentence first, then the numbers behind it, in 80 columns."""
 
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
-from kvctl.cli.common import count, daemon, emit, output_option, paint, percent, span, table, talks_to_daemon
+from kvctl.cli.common import (
+    answer,
+    count,
+    daemon,
+    output_option,
+    paint,
+    percent,
+    repeatedly,
+    span,
+    table,
+    talks_to_daemon,
+    watched,
+)
 from kvctl.cli.knobs import override_lines
 from kvctl.core.outcomes import SERVING, EngineState
 
 Document = Mapping[str, Any]
-_GUESSED = {"plan": " (planned)", "fallback": " (assumed)"}
+WIDTH = 80
+_NAME = 24  # of a card
+_GUESSED = {"operator": " (set)", "plan": " (planned)", "fallback": " (assumed)"}
 
 
 @click.command()
+@watched
 @output_option
 @talks_to_daemon
-def status(output: str, socket: Path | None, timeout: float) -> None:
+def status(watch: float | None, output: str, socket: Path | None, timeout: float) -> None:
     """What the daemon does and why."""
-    with daemon(socket, timeout) as client:
-        document = client.get("/v1/status")
-    if output == "json":
-        emit(document)
-    else:
-        click.echo("\n".join(page(document)))
+
+    def once() -> None:
+        with daemon(socket, timeout) as client:
+            document = client.get("/v1/status")
+        answer(document, output, lambda: page(document))
+
+    repeatedly(watch, output, once)
 
 
 def page(document: Document) -> list[str]:
     """The lines of the table form."""
     engines, gpus = document["engines"], document["gpus"]
     blocks = [
-        [_coloured(document)],
-        table([_engine(name, gate) for name, gate in engines.items()]).splitlines(),
-        table([row for gate in engines.values() for row in map(_rank, gate["ranks"])]).splitlines(),
+        _sentence(document),
+        *(list(_engine(name, gate)) for name, gate in engines.items()),
+        table(list(_ranks(engines))).splitlines(),
         table([_gpu(card) for card in gpus]).splitlines(),
-        override_lines(document["overrides"]),
+        _config(document),
+        wrapped(override_lines(document["overrides"])),
     ]
     head, *rest = [block for block in blocks if block]
     return head + [line for block in rest for line in ["", *block]]
 
 
-def _coloured(document: Document) -> str:
+def wrapped(lines: list[str]) -> list[str]:
+    """Lines of at most 80 columns, what goes on set in by two."""
+    return [
+        part
+        for line in lines
+        for part in (textwrap.wrap(line, WIDTH, subsequent_indent="  ", break_on_hyphens=False) or [""])
+    ]
+
+
+def _sentence(document: Document) -> list[str]:
+    mode = "" if document["mode"] == "active" else f"{document['mode']}: "
+    colour = _colour(document)
+    return [paint(line, fg=colour) for line in wrapped([mode + document["sentence"]])]
+
+
+def _colour(document: Document) -> str:
     states = {gate["state"] for gate in document["engines"].values()}
     if document["mode"] != "active" or states - {str(state) for state in SERVING}:
-        return paint(document["sentence"], fg="red")
-    return paint(document["sentence"], fg="green" if states <= {EngineState.UP.value} else "yellow")
+        return "red"
+    return "green" if states <= {EngineState.UP.value} else "yellow"
 
 
-def _engine(name: str, gate: Document) -> Mapping[str, str]:
-    return {
-        "ENGINE": name,
-        "STATE": gate["state"],
-        "POLICY": gate["policy"],
-        "CAPACITY": count(gate["capacity_tokens"]) + _GUESSED.get(gate["capacity_source"], ""),
-        "MARGIN": percent(gate["margin_ratio"]),
-        "BUDGET": count(gate["budget_tokens"]),
-        "REASON": gate["budget_reason"],
-        "FORECAST": count(gate["forecast_peak_tokens"]),
-        "HEADROOM": count(gate["headroom_tokens"]),
-        "HELD": count(gate["held_tokens"]),
-        "LEASES": count(gate["leases"]),
-    }
+def _engine(name: str, gate: Document) -> Iterator[str]:
+    guess = _GUESSED.get(gate["capacity_source"], "")
+    pressure = min((each for each in gate["pressure"].values() if each is not None), default=1.0)
+    yield f"{paint(name, bold=True)}  {gate['state']}, policy {gate['policy']}"
+    yield _pair("capacity", count(gate["capacity_tokens"]) + guess, "margin", percent(gate["margin_ratio"]))
+    yield _pair("budget", count(gate["budget_tokens"]), "pressure", f"{pressure:.2f}")
+    yield _pair("forecast", count(gate["forecast_peak_tokens"]), "headroom", count(gate["headroom_tokens"]))
+    yield _pair("held", count(gate["held_tokens"]), "claimed", count(gate["claimed_tokens"]))
+    yield _pair("in flight", count(gate["leases"]), "nearest limit", gate["binding_limit"])
+    yield f"  {'budget is':<12}{gate['budget_reason']}"
+    if gate["enforce_ratio"] < 1.0:
+        yield f"  {'enforced':<12}on {percent(gate['enforce_ratio'])} of the requests"
+    if gate["queue"] is not None and sum(gate["queue"]["waiting"].values()):
+        waiting, oldest = sum(gate["queue"]["waiting"].values()), span(gate["queue"]["oldest_s"])
+        yield f"  {'queue':<12}{waiting} wait, the first for {oldest}"
+    gauges = sorted({rank["usage_gauge"] for rank in gate["ranks"] if rank.get("usage_gauge")})
+    if gauges:
+        yield f"  {'usage gauge':<12}{', '.join(gauges)}"
 
 
-def _rank(rank: Document) -> Mapping[str, str]:
+def _pair(one: str, its: str, other: str, others: str) -> str:
+    return f"  {one:<12}{its:<22}{other:<15}{others}"
+
+
+def _config(document: Document) -> list[str]:
+    """Only where something is wrong with the settings: a reload that was refused."""
+    problems = document.get("config", {}).get("problems") or []
+    if not problems:
+        return []
+    return wrapped(
+        [paint("the last reload was refused, the old settings are in force:", fg="red"), *problems]
+    )
+
+
+def _ranks(engines: Document) -> Iterator[Mapping[str, str]]:
+    """Of several engines each rank has its engine's name before it."""
+    for name, gate in engines.items():
+        shown = {"ENGINE": name} if len(engines) > 1 else {}
+        yield from (shown | _rank(rank) for rank in gate["ranks"])
+
+
+def _rank(rank: Document) -> dict[str, str]:
     return {
         "RANK": rank["rank"],
         "AGE": f"{rank['age_s']:.1f} s",
@@ -77,9 +135,10 @@ def _rank(rank: Document) -> Mapping[str, str]:
 
 
 def _gpu(card: Document) -> Mapping[str, str]:
+    name = card["name"] or "?"
     return {
         "GPU": "?" if card["index"] is None else str(card["index"]),
-        "NAME": card["name"] or "?",
+        "NAME": name if len(name) <= _NAME else name[: _NAME - 1] + "~",
         "USED": _gib(card["used_bytes"]),
         "FREE": _gib(card["free_bytes"]),
         "TOTAL": _gib(card["total_bytes"]),

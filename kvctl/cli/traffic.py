@@ -1,32 +1,110 @@
-"""``kvctl drain`` and ``undrain``."""
+"""``kvctl drain``, ``undrain``, ``bypass`` and ``resume``: whether traffic is let in, and on whose word."""
 
+import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
 import click
 
-from kvctl.cli.common import daemon, emit, output_option, talks_to_daemon
+from kvctl.admin.client import AdminClient, TimedOutError
+from kvctl.cli.common import answer, confirm, daemon, output_option, span, talks_to_daemon, yes_option
+from kvctl.cli.spans import for_option, reason_option
+
+_PEEK_S = 0.5
+_LOST = "kvctl: in force, but the daemon could not write it down: a restart would undo it"
+
+
+_engine_option = click.option("--engine", metavar="NAME", help="Only this one of several engines.")
+
+
+def _route(verb: str, engine: str | None) -> str:
+    return f"/v1/{verb}" if engine is None else f"/v1/{verb}?engine={quote(engine, safe='')}"
 
 
 @click.command()
+@click.option("--wait", is_flag=True, help="Until nothing runs any more, or --timeout is over (exit 6).")
+@_engine_option
+@yes_option
 @output_option
 @talks_to_daemon
-def drain(output: str, socket: Path | None, timeout: float) -> None:
-    """Admit nothing new; what runs goes on. New requests get 503 and /readyz says no."""
-    _traffic("/v1/drain", output, socket, timeout)
+def drain(
+    *, wait: bool, engine: str | None, yes: bool, output: str, socket: Path | None, timeout: float
+) -> None:
+    """Admit nothing new; what runs goes on. New requests get 503 and /readyz says no.
 
+    With --engine the others go on, and requests go to them.
 
-@click.command()
-@output_option
-@talks_to_daemon
-def undrain(output: str, socket: Path | None, timeout: float) -> None:
-    """Admit again."""
-    _traffic("/v1/undrain", output, socket, timeout)
-
-
-def _traffic(route: str, output: str, socket: Path | None, timeout: float) -> None:
+    Example: kvctl drain --wait --timeout 600
+    """
+    what = "New requests will get 503" if engine is None else f"Nothing new will go to {engine}"
+    confirm(f"{what} until kvctl undrain. Go on?", yes=yes)
     with daemon(socket, timeout) as client:
-        document = client.post(route)
-    if output == "json":
-        emit(document)
-    else:
-        click.echo(document["mode"])
+        document = client.post(_route("drain", engine))
+        if wait:
+            _until_idle(client, timeout, engine)
+    _told(document, output)
+
+
+@click.command()
+@_engine_option
+@output_option
+@talks_to_daemon
+def undrain(engine: str | None, output: str, socket: Path | None, timeout: float) -> None:
+    """Admit again."""
+    with daemon(socket, timeout) as client:
+        document = client.post(_route("undrain", engine))
+    _told(document, output)
+
+
+@click.command()
+@for_option("How long; then kvctl enforces again.")
+@reason_option
+@yes_option
+@output_option
+@talks_to_daemon
+def bypass(*, ttl: float, reason: str, yes: bool, output: str, socket: Path | None, timeout: float) -> None:
+    """Let everything in, still counting: the way out when kvctl itself is suspected.
+
+    What would have been refused is in the decision log, with shadow set. It ends by itself.
+
+    Example: kvctl bypass --for 15m --reason "refusals on an idle engine?"
+    """
+    confirm(f"For {span(ttl)} nothing protects the engine from overload. Go on?", yes=yes)
+    with daemon(socket, timeout) as client:
+        document = client.post("/v1/bypass", {"ttl_s": ttl, "reason": reason})
+    _told(document, output)
+
+
+@click.command()
+@output_option
+@talks_to_daemon
+def resume(output: str, socket: Path | None, timeout: float) -> None:
+    """End a bypass: kvctl enforces its limits again."""
+    with daemon(socket, timeout) as client:
+        document = client.post("/v1/resume")
+    _told(document, output)
+
+
+def _until_idle(client: AdminClient, timeout: float, engine: str | None) -> None:
+    """Raises TimedOutError."""
+
+    def running() -> int:
+        engines = client.get("/v1/engines")["engines"]
+        return sum(each["leases"] for name, each in engines.items() if engine in (None, name))
+
+    until = time.monotonic() + timeout
+    while leases := running():
+        if time.monotonic() >= until:
+            text = f"{leases} requests still run after {timeout:g} s; nothing new is admitted meanwhile"
+            raise TimedOutError(f"{text}: wait longer with --timeout, or kvctl undrain")
+        time.sleep(_PEEK_S)
+
+
+def _told(document: Mapping[str, Any], output: str) -> None:
+    life = f" for {span(document['left_s'])}" if document.get("left_s") else ""
+    which = f" (engine {document['engine']} changed)" if "engine" in document else ""
+    answer(document, output, lambda: [document["mode"] + life + which])
+    if not document["kept"]:
+        click.echo(_LOST, err=True)

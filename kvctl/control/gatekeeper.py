@@ -2,15 +2,18 @@
 
 Law 1 ends here for the data plane: a ``LeaseHandle`` is a context manager that ends its lease exactly
 once, with ``cancelled`` if its owner left without a word.
-Law 2: ``admit`` hands the event to the gate and reads the verdict without an ``await`` between.
+Law 2: ``admit`` hands the event to the gate and reads the verdict without an ``await`` between. One that the
+gate lets wait is charged when the gate starts it, and whoever left meanwhile gives it back at once.
 """
 
+import asyncio
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Self
 
 from kvctl.core.claim import Claim, Shape
 from kvctl.core.events import (
+    Abandoned,
     Admit,
     Arrived,
     Command,
@@ -24,18 +27,22 @@ from kvctl.core.gate import Gate
 from kvctl.core.outcomes import EndReason
 
 Observer = Callable[[Command], None]
+Recorder = Callable[[Event, list[Command], float], None]
 
 
 class LeaseHandle:
     """An admitted request's hold on the ledger. Use as a context manager; ``end`` it with the right word."""
 
-    __slots__ = ("_done", "_keeper", "claim", "request_id")
+    __slots__ = ("_done", "_keeper", "claim", "request_id", "waited_s")
 
-    def __init__(self, keeper: "Gatekeeper", request_id: str, claim: Claim) -> None:
+    def __init__(
+        self, keeper: "Gatekeeper", request_id: str, claim: Claim, waited_s: float | None = None
+    ) -> None:
         self._keeper = keeper
         self._done = False
         self.request_id = request_id
         self.claim = claim
+        self.waited_s = waited_s  # in the queue; None: it was let in at once
 
     @property
     def ended(self) -> bool:
@@ -71,6 +78,12 @@ class Gatekeeper:
         self.gate = gate
         self._clock = clock
         self._observers = list(observers)
+        self._recorders: list[Recorder] = []
+        self._waiting: dict[str, asyncio.Future[LeaseHandle | Reject]] = {}
+
+    def record(self, recorder: Recorder) -> None:
+        """Show every event with its commands and its time to ``recorder`` from now on."""
+        self._recorders.append(recorder)
 
     def observe(self, observer: Observer) -> None:
         """Show every command to ``observer`` from now on."""
@@ -78,20 +91,61 @@ class Gatekeeper:
 
     def handle(self, event: Event) -> list[Command]:
         """Hand one event to the gate; returns its commands after the observers saw them."""
-        commands = self.gate.handle(event, self._clock())
+        now = self._clock()
+        commands = self.gate.handle(event, now)
+        for recorder in self._recorders:
+            recorder(event, commands, now)
         for command in commands:
             for observer in self._observers:
                 observer(command)
+        if self._waiting:
+            self._answer(commands)
         return commands
 
-    async def admit(self, request_id: str, shape: Shape) -> LeaseHandle | Reject:
-        """The verdict on a counted request. ``request_id`` must be unique among open leases."""
-        for command in self.handle(Arrived(request_id, shape)):
-            if isinstance(command, Admit):
-                return LeaseHandle(self, request_id, command.claim)
-            if isinstance(command, Reject):
-                return command
-        raise AssertionError("the gate answers every arrival")
+    async def admit(
+        self, request_id: str, shape: Shape, client_id: str = "", body_bytes: int = 0
+    ) -> LeaseHandle | Reject:
+        """The verdict on a counted request. ``request_id`` must be unique among open leases.
+
+        Waits while the gate holds the request in its queue, with ``body_bytes`` of memory; cancelled, it is
+        out of the queue at once.
+        """
+        for command in self.handle(Arrived(request_id, shape, client_id, body_bytes)):
+            if isinstance(command, Admit | Reject) and command.request_id == request_id:
+                return self._verdict(command)
+        return await self._wait(request_id)
+
+    async def _wait(self, request_id: str) -> LeaseHandle | Reject:
+        future: asyncio.Future[LeaseHandle | Reject] = asyncio.get_running_loop().create_future()
+        self._waiting[request_id] = future
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if future.cancelled():
+                self.handle(Abandoned(request_id))
+            elif isinstance(verdict := future.result(), LeaseHandle):
+                verdict.end(EndReason.CLIENT_GONE)  # it was let in, and nobody is there to hear of it
+            raise
+        finally:
+            self._waiting.pop(request_id, None)
+
+    def _answer(self, commands: list[Command]) -> None:
+        for command in commands:
+            if not isinstance(command, Admit | Reject):
+                continue
+            future = self._waiting.pop(command.request_id, None)
+            if future is None:
+                continue
+            verdict = self._verdict(command)
+            if not future.done():
+                future.set_result(verdict)
+            elif isinstance(verdict, LeaseHandle):  # cancelled, and not yet told
+                verdict.end(EndReason.CLIENT_GONE)
+
+    def _verdict(self, command: Admit | Reject) -> LeaseHandle | Reject:
+        if isinstance(command, Reject):
+            return command
+        return LeaseHandle(self, command.request_id, command.claim, command.waited_s)
 
     def connect_failed(self) -> None:
         """The data plane could not reach the engine."""

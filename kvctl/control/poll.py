@@ -22,11 +22,12 @@ _IDLE_S = 3.0  # uvicorn drops idle connections after 5 s: be first
 
 
 class PollError(Exception):
-    """A poll that brought nothing, with the word for it."""
+    """A poll that brought nothing, with the word for it, and the status of an answer that was no 200."""
 
-    def __init__(self, fault: SourceFault, message: str) -> None:
+    def __init__(self, fault: SourceFault, message: str, status: int | None = None) -> None:
         super().__init__(message)
         self.fault = fault
+        self.status = status
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,8 @@ class Poller:
         async with session.get(self._base + path, headers=headers, allow_redirects=False) as response:
             answered_at = self.clock()
             if response.status != 200:
-                raise PollError(SourceFault.HTTP_STATUS, f"{path} answers {response.status}")
+                message = f"{path} answers {response.status}"
+                raise PollError(SourceFault.HTTP_STATUS, message, response.status)
             body = await self._read(response, path)
         return Answer(body, asked_at, answered_at)
 

@@ -11,13 +11,15 @@ import dataclasses
 import json
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from kvctl import logs
 from kvctl.control.poll import Answer, Poller, PollError
+from kvctl.control.probe import Detector
 from kvctl.core.events import EngineDescribed, Scraped, ScrapeFailed
 from kvctl.core.outcomes import SourceFault
-from kvctl.core.telemetry import RankSample, is_another_process
+from kvctl.core.telemetry import EngineInfo, RankSample, is_another_process, together
 from kvctl.engines.base import Engine, PageError
 from kvctl.engines.detect import engine_of_page
 
@@ -29,6 +31,10 @@ _INLINE_BYTES = 128 * 1024  # a millisecond to parse; two ranks have 66 kB
 _GOOD_POLLS_TO_END = 5  # a fault that comes and goes is one fault, with one line
 _RESTART_POLLS = 20
 _RESTARTS_THAT_ARE_NONE = 3  # no engine starts so often within so few polls: two answer in turn
+# Faults at whose beginning another kind of engine may have taken the place; a slow answer is no sign of that.
+_MAYBE_ANOTHER = frozenset(
+    {SourceFault.REFUSED, SourceFault.NO_SERIES, SourceFault.UNPARSABLE, SourceFault.HTTP_STATUS}
+)
 _ALTERNATING = "two processes with counters of their own answer in turn behind one address"
 
 
@@ -48,12 +54,14 @@ class Scraper:
         *,
         interval_s: float = 0.2,
         info_interval_s: float = 10.0,
+        detector: Detector | None = None,
     ) -> None:
         self._engine = engine
         self._poller = poller
         self._emit = emit
         self._interval_s = interval_s
         self._info_interval_s = info_interval_s
+        self._detector = detector
         self._clock = poller.clock
         self._task: asyncio.Task[None] | None = None
         self._info_due_at: float | None = poller.clock()  # None: known
@@ -93,6 +101,8 @@ class Scraper:
 
     async def poll(self) -> None:
         """One poll of the metrics page, then of the engine's own description where that is due."""
+        if self._detector is not None and await self._detector.settle():
+            self._another_engine()
         began = self._clock()
         try:
             answer = await self._poller.get(self._engine.metrics_path, "text/plain;version=0.0.4")
@@ -104,6 +114,13 @@ class Scraper:
         self.polls += 1
         self.last_duration_s = self._clock() - began
         await self._describe_if_due()
+
+    def _another_engine(self) -> None:
+        """Another kind of engine answers: nothing is carried over from the one before."""
+        self._before = ()
+        self._restarts.clear()
+        self._logged.clear()
+        self._info_due_at = self._clock()
 
     async def _parse(self, answer: Answer) -> list[RankSample]:
         if len(answer.body) > _INLINE_BYTES:
@@ -125,6 +142,8 @@ class Scraper:
             raise PageError(error.fault, told) from None
 
     def _succeeded(self, samples: list[RankSample], answer: Answer) -> None:
+        if self.fault is not None:
+            self._info_due_at = answer.asked_at  # it may have been loading, or be another process
         self.fault = None
         self.last_success_at = answer.answered_at
         self._episode.good()
@@ -140,6 +159,8 @@ class Scraper:
         self._emit(Scraped(tuple(samples), answer.asked_at))
 
     def _failed(self, fault: SourceFault, message: str) -> None:
+        if self._detector is not None and fault in _MAYBE_ANOTHER and fault is not self.fault:
+            self._detector.doubt()
         self.fault = fault
         self.failures[fault] += 1
         self._episode.bad(fault, message)
@@ -153,21 +174,37 @@ class Scraper:
         if not due or self.fault is SourceFault.REFUSED:
             return
         self._info_due_at = self._clock() + self._info_interval_s
+        paths = (self._engine.info_path, *self._engine.more_info_paths)
+        answers = [await self._ask_about(path) for path in paths]
+        infos = [self._engine.parse_info(answer) for answer in answers if answer is not None]
+        if not infos:
+            return
+        info = together(infos)
+        if info.models and len(infos) == len(paths) and not self._pool_is_told_by(info):
+            self._info_due_at = None
+        self._emit(EngineDescribed(info))
+
+    def _pool_is_told_by(self, info: EngineInfo) -> bool:
+        """Whether no page would tell of another pool: then a restart between two polls is found out so."""
+        paged = bool(self._before) and all(sample.capacity_tokens for sample in self._before)
+        return info.rank_capacity_tokens is not None and not paged
+
+    async def _ask_about(self, path: str) -> Mapping[str, Any] | None:
+        """The object that ``path`` answers, empty where it is none; None where nothing came."""
         try:
-            answer = await self._poller.get(self._engine.info_path, "application/json")
+            answer = await self._poller.get(path, "application/json")
             described = await self._load(answer.body)
         except PollError as error:
             self._log_once(
-                f"no model list: {error.fault}", f"{self._poller.shown_url}: no model list: {error}"
+                f"no model list: {path} {error.fault}", f"{self._poller.shown_url}: no model list: {error}"
             )
-            return
+            return None
         except (ValueError, RecursionError):
-            self._log_once("no model list: json", f"{self._poller.shown_url}: the model list is no JSON")
-            return
-        info = self._engine.parse_info(described if isinstance(described, dict) else {})
-        if info.models:
-            self._info_due_at = None
-        self._emit(EngineDescribed(info))
+            self._log_once(
+                f"no model list: {path} json", f"{self._poller.shown_url}: {path}, its model list, is no JSON"
+            )
+            return None
+        return described if isinstance(described, dict) else {}
 
     @staticmethod
     async def _load(body: bytes) -> object:

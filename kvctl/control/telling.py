@@ -19,15 +19,15 @@ log = logs.get("gate")
 _OURS = frozenset({EndReason.CANCELLED})  # ends that only a defect of kvctl brings about
 
 
-def tell(command: Command) -> None:
-    """Log what ``command`` says, where it says something to on-call."""
+def tell(command: Command, *, engine: str | None = None) -> None:
+    """Log what ``command`` says, where it says something to on-call; ``engine``: whose, of several."""
     match command:
         case StateChanged():
             level = logging.INFO if command.after in SERVING - {EngineState.STALE} else logging.WARNING
-            logs.event(log, level, f"engine_{command.after}", command.sentence, before=command.before)
+            _say(engine, level, f"engine_{command.after}", command.sentence, before=command.before)
         case BudgetChanged():
-            logs.event(
-                log,
+            _say(
+                engine,
                 logging.INFO,
                 f"budget_{command.reason}",
                 command.sentence,
@@ -36,20 +36,27 @@ def tell(command: Command) -> None:
                 reason=command.reason,
             )
         case EngineRestarted():
-            logs.event(log, logging.WARNING, "engine_restarted", "the engine restarted", rank=command.rank)
+            _say(engine, logging.WARNING, "engine_restarted", "the engine restarted", rank=command.rank)
         case Noted():
-            logs.event(log, logging.INFO, command.word, command.sentence)
+            _say(engine, logging.INFO, command.word, command.sentence)
         case Reject():
-            _refused(command)
+            _refused(engine, command)
         case LeaseEnded() if command.record.reason in _OURS:
             sentence = f"request {command.record.lease.id} ended without a word: a defect, please report it"
-            logs.event(log, logging.ERROR, "lease_cancelled", sentence)
+            _say(engine, logging.ERROR, "lease_cancelled", sentence)
         case _:
             pass
 
 
-def _refused(command: Reject) -> None:
+def _say(engine: str | None, level: int, word: str, sentence: str, **fields: object) -> None:
+    if engine is None:
+        logs.event(log, level, word, sentence, **fields)
+    else:
+        logs.event(log, level, word, f"{engine}: {sentence}", engine=engine, **fields)
+
+
+def _refused(engine: str | None, command: Reject) -> None:
     if log.isEnabledFor(logging.DEBUG):
         sentence = f"refused {command.request_id}: {command.reason}"
         needed, room = command.needed_tokens, command.headroom_tokens
-        logs.event(log, logging.DEBUG, f"refused_{command.reason}", sentence, needed=needed, headroom=room)
+        _say(engine, logging.DEBUG, f"refused_{command.reason}", sentence, needed=needed, headroom=room)

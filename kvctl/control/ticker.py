@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from kvctl import logs
@@ -22,10 +22,12 @@ class Beat:
 
 
 class Ticker:
-    """Ticks the gate and tells ``after`` each time how it went."""
+    """Ticks every gate that there is then, and tells ``after`` each time how it went."""
 
-    def __init__(self, keeper: Gatekeeper, interval_s: float, after: Callable[[Beat], None]) -> None:
-        self._keeper = keeper
+    def __init__(
+        self, keepers: Callable[[], Iterable[Gatekeeper]], interval_s: float, after: Callable[[Beat], None]
+    ) -> None:
+        self._keepers = keepers
         self._interval = interval_s
         self._after = after
         self._task: asyncio.Task[None] | None = None
@@ -56,10 +58,11 @@ class Ticker:
 
     def _tick(self) -> None:
         """A tick that fails must not end the loop: the data plane would go on with a frozen budget."""
-        try:
-            self._keeper.handle(Ticked())
-        except Exception:
-            log.exception("tick failed; the budget stays as it was")
+        for keeper in self._keepers():
+            try:
+                keeper.handle(Ticked())
+            except Exception:
+                log.exception("tick failed; the budget stays as it was")
 
     def _tell(self, beat: Beat) -> None:
         try:

@@ -98,6 +98,7 @@ _TERM_REASON = {
     Pressure.PREEMPTION: BudgetReason.PREEMPTION,
     Pressure.GPU_MEMORY: BudgetReason.GPU_MEMORY,
     Pressure.TELEMETRY: BudgetReason.TELEMETRY,
+    Pressure.RANKS: BudgetReason.RANKS,
 }
 
 

@@ -58,13 +58,18 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """Worst case of a request: per prompt its length and allowed output, ``n`` sequences of each."""
+    """Worst case of a request: per prompt its length and allowed output, ``n`` sequences of each.
+
+    ``tokens`` is the whole, whatever of it is held in common. ``prefixes`` says how each prompt begins; ():
+    nothing is known of them, and each of their sequences counts by itself.
+    """
 
     prompts: tuple[int, ...]
     outputs: tuple[int, ...]  # allowed output per sequence of the prompt at the same place
     n: int
     block: int
     tokens: int
+    prefixes: tuple[Prefix, ...] = ()
 
     @property
     def sequences(self) -> int:
@@ -141,6 +146,7 @@ def claim(shape: Shape, limits: Limits) -> Claim:
         n=shape.n,
         block=limits.block,
         tokens=sum(each) * shape.n,
+        prefixes=shape.prefixes if len(shape.prefixes) == len(prompts) else (),
     )
 
 

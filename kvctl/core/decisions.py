@@ -64,7 +64,8 @@ class DecisionRecord:
     asked: Asked
     scales: Scales
     decision: Decision
-    reason: RejectReason | None = None
+    tenant_name: str = ""  # as metrics name it
+    reason: RejectReason | None = None  # of a refusal, also of one that was not enforced
     retry_after_s: float | None = None
     claim_tokens: int | None = None  # None: it was refused before it was weighed
     allowed_output: int | None = None  # of the longest sequence; None: not weighed
@@ -75,11 +76,13 @@ class DecisionRecord:
     alone: bool = False
     shadow: bool = False  # let in although the gate says no: it does not enforce
     waited_s: float = 0.0
+    starts_in_s: float | None = None  # of one that began to wait: by the forecast
 
     @property
     def headroom_tokens(self) -> int | None:
         """What would be left of the budget with it; negative: so much was missing."""
-        return None if self.forecast_tokens is None else int(self.scales.budget_tokens - self.forecast_tokens)
+        peak = self.forecast_tokens
+        return None if peak is None else self.scales.budget_tokens - round(peak)
 
     @property
     def binding_limit(self) -> Limit | None:

@@ -8,11 +8,13 @@ What may be in flight is the supply side; the gate puts the two together.
 
 from kvctl.core.claim import Claim
 from kvctl.core.events import Ended
-from kvctl.core.forecast import Curve, Forecast, curve
+from kvctl.core.forecast import Curve, Forecast
 from kvctl.core.guards import Guards
 from kvctl.core.ledger import EndedLease, Lease, Ledger
 from kvctl.core.outcomes import EndReason, Policy
 from kvctl.core.progress import Pace
+from kvctl.core.residuals import Residuals
+from kvctl.core.sharing import Candidate, Sharing
 from kvctl.core.survival import Key, SurvivalModel
 from kvctl.core.telemetry import RankSample
 
@@ -27,19 +29,27 @@ class Demand:
         self.guards = guards
         self._survival = SurvivalModel()
         self._forecast = Forecast()
+        self._sharing = Sharing(self.ledger, self._forecast, self._survival.table)
         self._pace = Pace()
+        self.residuals = Residuals()
 
     # --- leases -------------------------------------------------------------------------------------
 
-    def curve(self, asked: Claim, key: Key, shown: int = 0) -> Curve:
-        """What a request of class ``key`` that has shown so many tokens will hold."""
-        return curve(asked, shown, lambda cap: self._survival.table(key, cap))
+    def curve(self, asked: Claim, key: Key) -> Candidate:
+        """What a request of class ``key`` would hold, and what it would add to what is in flight."""
+        return self._sharing.candidate(asked, key)
 
-    def open(self, lease: Lease, forecast: Curve, now: float) -> None:
+    def open(self, lease: Lease, forecast: Candidate, now: float) -> None:
         """Charge a lease, with the curve that it was judged by."""
+        lease.cached_tokens = self._sharing.weigh(forecast, lease.claim).cached
         self.ledger.open(lease)
         self.guards.prefill.admitted(lease, now)
-        self._forecast.add(lease.id, forecast)
+        self._sharing.opened(lease, forecast)
+
+    def share(self, *, sharing: bool) -> None:
+        """Believe from now on that the engine keeps common prefixes once, or that it does not."""
+        if self.ledger.share(sharing=sharing):
+            self._sharing.rebuild()
 
     def progressed(self, lease: Lease, events: int, now: float) -> float:
         """``events`` more token events of a stream; returns the tokens that they stand for."""
@@ -47,6 +57,7 @@ class Demand:
             lease.first_token_at = now
             self._pace.first_token(now - lease.admitted_at)
             self.guards.prefill.first_token(lease, now)
+            self.ledger.prefixes.computed(lease.id, lease.claim)
         lease.last_token_at = now
         tokens = events * self._pace.tokens_per_event
         lease.output_tokens += tokens
@@ -62,7 +73,7 @@ class Demand:
             output_tokens=event.output_tokens,
             prompt_tokens=event.prompt_tokens,
         )
-        fell = self._forecast.remove(event.request_id)
+        fell = self._sharing.ended(record.lease)
         self.guards.ended(record.lease, now)
         self._learn_length(record, counted=event.output_tokens is not None)
         return record, fell
@@ -100,6 +111,7 @@ class Demand:
         """Time passes: silent leases move, the forecast is made anew, the guards adjust."""
         self._advance_silent(now)
         self._rebuild_forecast()
+        self.residuals.tick(self.ledger, self._forecast.sum, self.seconds_per_step, now)
         self.guards.decode.adjust(self.ledger, self.ledger.sequences, now)
 
     def _advance_silent(self, now: float) -> None:
@@ -114,30 +126,44 @@ class Demand:
             if made >= 1.0 and lease.first_token_at is None:
                 lease.first_token_at = now
                 self.guards.prefill.first_token(lease, now)
+                self.ledger.prefixes.computed(lease.id, lease.claim)
 
     def _rebuild_forecast(self) -> None:
         in_flight: dict[Key, list[int]] = {}
         for lease in self.ledger:
             in_flight.setdefault(lease.key, []).append(lease.output_per_sequence)
         self._survival.refresh(in_flight)
-        self._forecast.rebuild(
-            {lease.id: self.curve(lease.claim, lease.key, lease.output_per_sequence) for lease in self.ledger}
-        )
+        self._sharing.rebuild()
 
     # --- readings -----------------------------------------------------------------------------------
+
+    def in_flight(self) -> Curve:
+        """What is in flight will hold so much, step by step."""
+        return self._forecast.sum
+
+    @property
+    def seconds_per_step(self) -> float:
+        """Seconds that one decode step of a sequence takes."""
+        return 1.0 / max(self._pace.tokens_per_s, 0.1)
+
+    @property
+    def first_token_s(self) -> float:
+        """Seconds from an admission to its first token, of late."""
+        return self._pace.first_token_s
 
     def peak(self, policy: Policy) -> float:
         """Forecast peak of what is in flight (policy static: its claims), KV tokens."""
         own = float(self.ledger.claimed_tokens)
         return own if policy is Policy.STATIC else min(own, self._forecast.peak())
 
-    def peak_with(self, asked: Claim, candidate: Curve, policy: Policy) -> float:
+    def peak_with(self, asked: Claim, candidate: Candidate, policy: Policy) -> float:
         """The same, were ``candidate`` admitted too.
 
         With few leases, mean and spread may pass the worst case, which is then what holds.
         """
-        own = float(self.ledger.claimed_tokens + asked.tokens)
-        return own if policy is Policy.STATIC else min(own, self._forecast.peak_with(candidate))
+        self._sharing.weigh(candidate, asked)
+        own = float(self.ledger.claimed_tokens + asked.tokens - candidate.saved)
+        return own if policy is Policy.STATIC else min(own, self._forecast.peak_with(candidate.adds))
 
     def engine_owes(self, *, looks_empty: bool) -> bool:
         """Whether the engine has something to do for us: without that, standing still is no wedge.

@@ -63,6 +63,10 @@ class EngineView:
 
     # --- what comes in ------------------------------------------------------------------------------
 
+    def reconfigured(self, config: ViewConfig) -> None:
+        """Other times from now on."""
+        self._config = config
+
     def scraped(self, samples: tuple[RankSample, ...], now: float) -> Moved:
         """A page came. Returns what moved since the page before."""
         before = {s.rank: s for s in self.samples}
@@ -71,7 +75,7 @@ class EngineView:
         )
         moved = Moved(
             preempted=None if restarted else _delta(before, samples, "preemptions_total"),
-            generated=None if restarted else _delta(before, samples, "generation_tokens_total"),
+            generated=None if restarted else _generated(before, samples),
             restarted=restarted,
         )
         if restarted or not self.samples or _anything_moved(before, samples):
@@ -225,9 +229,23 @@ def _delta(before: dict[str, RankSample], samples: Sequence[RankSample], name: s
     return total if known else None
 
 
+def _generated(before: dict[str, RankSample], samples: Sequence[RankSample]) -> float | None:
+    """Output tokens since the page before; where totals move only at a request's end, by the engine's steps."""
+    if not any(sample.counts_at_end for sample in samples):
+        return _delta(before, samples, "generation_tokens_total")
+    total, known = 0.0, False
+    for sample in samples:
+        old = before.get(sample.rank)
+        if old is None or None in (sample.steps_total, old.steps_total, sample.running, old.running):
+            continue
+        steps = (sample.steps_total or 0.0) - (old.steps_total or 0.0)
+        total, known = total + steps * min(sample.running or 0, old.running or 0), True
+    return total if known else None
+
+
 def _anything_moved(before: dict[str, RankSample], samples: Sequence[RankSample]) -> bool:
     """Counters, or the pool's usage, which moves during a long silent prefill."""
-    names = ("generation_tokens_total", "prompt_tokens_total", "kv_usage_ratio")
+    names = ("generation_tokens_total", "prompt_tokens_total", "kv_usage_ratio", "steps_total")
     return any(
         sample.rank not in before or getattr(sample, name) != getattr(before[sample.rank], name)
         for sample in samples

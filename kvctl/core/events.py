@@ -4,6 +4,7 @@ Every event is handled by ``Gate.handle(event, now) -> list[Command]``; the outs
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from kvctl.core.claim import Claim, Shape
 from kvctl.core.ledger import EndedLease
@@ -15,21 +16,37 @@ from kvctl.core.outcomes import (
     EngineState,
     Note,
     Policy,
+    Priority,
     RejectReason,
     SourceFault,
 )
 from kvctl.core.telemetry import EngineInfo, GpuSample, RankSample
+
+if TYPE_CHECKING:
+    from kvctl.core.supply import GateConfig  # which needs the commands of this module
 
 # --- events -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A counted request asks to be let in. Answered by exactly one Admit or Reject."""
+    """A counted request asks to be let in.
+
+    Answered at once by exactly one Admit, Reject or Queued. What was queued is answered later by exactly one
+    Admit or Reject, unless ``Abandoned`` says before that nobody waits for it any more.
+    """
 
     request_id: str
     shape: Shape
     client_id: str = ""  # the caller's own id of it, for the decision log
+    body_bytes: int = 0  # what is held in memory for it while it waits
+
+
+@dataclass(frozen=True, slots=True)
+class Abandoned:
+    """Whoever waited in the queue is gone."""
+
+    request_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +124,13 @@ class KnobsChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class Reconfigured:
+    """Settings were read again, or a knob was moved: what is in force from now on."""
+
+    config: "GateConfig"
+
+
+@dataclass(frozen=True, slots=True)
 class DrainChanged:
     """Drain began (nothing new is admitted) or was called off."""
 
@@ -120,6 +144,7 @@ class Ticked:
 
 Event = (
     Arrived
+    | Abandoned
     | Progressed
     | Ended
     | Scraped
@@ -130,6 +155,7 @@ Event = (
     | GpuReadFailed
     | CapacityPlanned
     | KnobsChanged
+    | Reconfigured
     | DrainChanged
     | Ticked
 )
@@ -145,6 +171,10 @@ class Admit:
     claim: Claim
     forecast_tokens: float  # forecast peak with it, KV tokens
     alone: bool = False  # admitted because nothing else runs, though larger than the budget
+    shadow: RejectReason | None = None  # not enforced: what would have been said
+    tenant: str = ""  # as metrics name it; "" where no tenants are told apart
+    waited_s: float | None = None  # in the queue; None: it was let in at once
+    priority: Priority = Priority.NORMAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,11 +191,33 @@ class Reject:
     retry_after_s: float | None = None
     claim: Claim | None = None  # None: refused before it was weighed
     forecast_tokens: float | None = None  # forecast peak with it, KV tokens
+    tenant: str = ""  # as metrics name it; "" where no tenants are told apart
+    waited_s: float | None = None  # in the queue; None: it was refused at once
+    priority: Priority = Priority.NORMAL
 
     @property
     def decision(self) -> Decision:
         """The decision that goes with the reason."""
         return DECISION_OF[self.reason]
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """It waits. Nothing is charged for it; an Admit or a Reject follows."""
+
+    request_id: str
+    reason: RejectReason  # what stands in its way
+    priority: Priority
+    starts_in_s: float  # by the forecast
+
+
+@dataclass(frozen=True, slots=True)
+class LeftQueue:
+    """A request is out of the queue without an answer: its caller is gone."""
+
+    request_id: str
+    priority: Priority
+    waited_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,4 +261,6 @@ class Noted:
     sentence: str
 
 
-Command = Admit | Reject | LeaseEnded | BudgetChanged | StateChanged | EngineRestarted | Noted
+Command = (
+    Admit | Reject | Queued | LeftQueue | LeaseEnded | BudgetChanged | StateChanged | EngineRestarted | Noted
+)

@@ -8,16 +8,20 @@ For a sequence of prompt ``p`` that has shown ``g`` output tokens and may make `
     var(t)   = (1 - rho) sum s^2 + rho (sum s)^2,   s^2 = alive (1 - alive) held^2
     peak     = max over t of mean(t) + z sqrt(var(t))
 
+What ``k`` sequences hold together counts with the chance that any of them lives, at most
+``min(1, sum alive)``, and the rest of each by itself.
+
 ``t`` are decode steps on a grid. Peaks sit between nodes, just before answers end, so each interval takes
 ``alive`` at its left end and ``held`` at its right end, the latter never past m - g.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import cache
 from itertools import zip_longest
 from math import sqrt
-from operator import add, mul, neg
+from operator import add, mul, neg, sub
+from typing import Any
 
 from kvctl.core.claim import Claim, round_up
 from kvctl.core.survival import LONGEST, STEPS, Table
@@ -56,16 +60,26 @@ class Curve:
         return max(heights, default=0.0)
 
 
-def curve(claim: Claim, output_per_sequence: int, table_for: Callable[[int], Table]) -> Curve:
-    """The curve of one request; ``table_for(cap)`` is the survival table for that output cap."""
-    outputs, shown = claim.outputs, output_per_sequence
+def curve(
+    claim: Claim,
+    output_per_sequence: int,
+    table_for: Callable[[int], Table],
+    shared: Sequence[int] | None = None,
+) -> Curve:
+    """The curve of one request; ``table_for(cap)`` is the survival table for that output cap.
+
+    ``shared`` tokens of each prompt, in whole blocks, are counted elsewhere.
+    """
+    outputs, shown, whole = claim.outputs, output_per_sequence, claim.prompts
+    own = whole if shared is None else [p - other for p, other in zip(whole, shared, strict=True)]
     if len(outputs) == 1:
-        return _scaled(_blocks_held(claim, shown), outputs[0] - shown, table_for(outputs[0]), shown, claim.n)
+        held = _blocks_held(own[0], outputs[0], shown, claim.block)
+        return _scaled(held, outputs[0] - shown, table_for(outputs[0]), shown, claim.n)
     parts = []
     for cap in dict.fromkeys(outputs):
-        prompts = [p for p, output in zip(claim.prompts, outputs, strict=True) if output == cap]
-        held = _mean_held(prompts, cap, shown, claim.block)
-        parts.append(_scaled(held, cap - shown, table_for(cap), shown, claim.n * len(prompts)))
+        prompts = [p for p, output in zip(own, outputs, strict=True) if output == cap]
+        mean = _mean_held(prompts, cap, shown, claim.block)
+        parts.append(_scaled(mean, cap - shown, table_for(cap), shown, claim.n * len(prompts)))
     return total(parts)
 
 
@@ -84,12 +98,60 @@ def _nodes_within(left: int) -> int:
     return bisect_left(STEPS, left) or 1
 
 
-def _blocks_held(claim: Claim, shown: int) -> list[int]:
-    """Tokens held by a sequence of the only prompt at the right end of each interval."""
-    block, cap = claim.block, claim.outputs[0]
-    whole, over = divmod(claim.prompts[0] + min(shown, cap), block)
+def alive(
+    claim: Claim, index: int, output_per_sequence: int, table_for: Callable[[int], Table]
+) -> list[float]:
+    """How many of the sequences of a prompt will live, at each node."""
+    cap = claim.outputs[index]
+    nodes = _nodes_within(cap - output_per_sequence)
+    chances = table_for(cap).ahead(min(output_per_sequence, cap), nodes).alive[:nodes]
+    return chances if claim.n == 1 else [claim.n * one for one in chances]
+
+
+def common(tokens: int, living: Sequence[float]) -> Curve:
+    """What sequences hold together that will be as many as ``living`` says at each node."""
+    chances = [1.0 if one >= 1.0 else max(one, 0.0) for one in living]
+    spreads = [0.0 if one == 1.0 else tokens * sqrt(one * (1.0 - one)) for one in chances]
+    return Curve([tokens * one for one in chances], spreads, list(map(mul, spreads, spreads)))
+
+
+def added(tokens: int, living: Sequence[float], more: Sequence[float]) -> list[float]:
+    """By how much the mean of ``common(tokens, living)`` rises when ``more`` join."""
+    room = [1.0 - one if one < 1.0 else 0.0 for one in living]
+    return [
+        tokens * min(one, free)
+        for one, free in zip_longest(more, room[: len(more)], fillvalue=1.0)
+    ]
+
+
+def less_shared(
+    whole: Curve, shared: Sequence[tuple[int, Sequence[float]]], tokens: int, own: Sequence[float]
+) -> Curve:
+    """What a sequence adds that lives as ``own`` says and shares ``tokens`` of its prompt.
+
+    ``shared``: the parts of these tokens, with those that hold each already.
+    """
+    means = whole.means
+    for size, living in shared:
+        # Both fall with time, so the steps at which somebody lives for certain come first.
+        over = [
+            size * (one + other - 1.0 if other < 1.0 else one)
+            for one, other in zip(own, living, strict=False)
+            if other + one > 1.0
+        ]
+        means = [*map(sub, means, over), *means[len(over) :]]
+    spreads = [
+        wide - wide * tokens * one / mean if wide else 0.0  # it spreads in proportion to what it holds
+        for wide, mean, one in zip(whole.spreads, whole.means, own, strict=True)
+    ]
+    return Curve(means, spreads, list(map(mul, spreads, spreads)))
+
+
+def _blocks_held(prompt: int, cap: int, shown: int, block: int) -> list[int]:
+    """Tokens held by a sequence of a prompt at the right end of each interval."""
+    whole, over = divmod(prompt + min(shown, cap), block)
     rounded = list(map((whole * block).__add__, _rounded_ends(block, over)[: _nodes_within(cap - shown)]))
-    rounded[-1] = round_up(claim.prompts[0] + cap, block)
+    rounded[-1] = round_up(prompt + cap, block)
     return rounded
 
 
@@ -135,30 +197,42 @@ class Forecast:
     """
 
     def __init__(self) -> None:
-        self._curves: dict[str, Curve] = {}
+        self._curves: dict[Any, Curve] = {}
         self._sum = Curve([], [], [])
         self._peak: float | None = 0.0
 
-    def rebuild(self, curves: dict[str, Curve]) -> None:
+    def rebuild(self, curves: dict[Any, Curve]) -> None:
         """Replace all curves."""
         self._curves = curves
         self._sum = total(list(curves.values()))
         self._peak = None
 
-    def add(self, lease_id: str, one: Curve) -> None:
+    def add(self, key: Hashable, one: Curve) -> None:
         """Put on the curve of a lease just admitted."""
-        self._curves[lease_id] = one
+        self._curves[key] = one
         self._sum = _plus(self._sum, one)
         self._peak = None
 
-    def remove(self, lease_id: str) -> float:
+    def remove(self, key: Hashable) -> float:
         """Take off the curve of a lease that ended; returns by how much the peak fell, in KV tokens."""
-        one = self._curves.pop(lease_id)
         before = self.peak()
-        off = Curve(*(list(map(neg, column)) for column in (one.means, one.spreads, one.squares)))
-        self._sum = _plus(self._sum, off) if self._curves else Curve([], [], [])
-        self._peak = None
+        self.replace(key, None)
         return before - self.peak()
+
+    def replace(self, key: Hashable, one: Curve | None) -> None:
+        """Put ``one`` in the place of what stands under ``key``, if anything does; None: nothing."""
+        old = self._curves.pop(key, None)
+        if old is not None:
+            off = Curve(*(list(map(neg, column)) for column in (old.means, old.spreads, old.squares)))
+            self._sum = _plus(self._sum, off) if self._curves else Curve([], [], [])
+            self._peak = None
+        if one is not None:
+            self.add(key, one)
+
+    @property
+    def sum(self) -> Curve:
+        """The curve of all leases together."""
+        return self._sum
 
     def peak(self) -> float:
         """Forecast peak of what is in flight, KV tokens."""

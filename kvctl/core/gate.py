@@ -9,126 +9,223 @@ which the missing tokens will have drained.
 """
 
 from collections.abc import Callable
-from math import ceil
+from dataclasses import replace
 from typing import Any
 
-from kvctl.core.claim import Claim, NeverFits, claim, never_fits
+from kvctl.core import refusals
+from kvctl.core.acceptance import AcceptRatio, Enforcement
+from kvctl.core.case import Case, Obstacle
+from kvctl.core.choice import Offer
+from kvctl.core.claim import Limits, Shape, claim, never_fits
+from kvctl.core.decisions import Scales
 from kvctl.core.demand import NATURAL, Demand
 from kvctl.core.events import (
+    Abandoned,
     Admit,
     Arrived,
-    CapacityPlanned,
     Command,
-    ConnectFailed,
     DrainChanged,
     Ended,
     EngineDescribed,
     Event,
-    GpuReadFailed,
-    GpusRead,
     KnobsChanged,
     LeaseEnded,
+    LeftQueue,
     Progressed,
+    Queued,
+    Reconfigured,
     Reject,
     Scraped,
-    ScrapeFailed,
     Ticked,
 )
-from kvctl.core.forecast import Curve
-from kvctl.core.guards import GuardRefusal, Guards
+from kvctl.core.guards import Guards
 from kvctl.core.ledger import Lease
-from kvctl.core.outcomes import SERVING, UNAVAILABLE_OF, EngineState, Limit, Policy, RejectReason
+from kvctl.core.outcomes import SERVING, UNAVAILABLE_OF, Decision, EngineState, Limit, Policy, RejectReason
 from kvctl.core.retry import RetryHints
-from kvctl.core.sentence import tick_sentence
-from kvctl.core.status import GateStatus, rank_status
+from kvctl.core.snapshot import limit_shares, scales_of, status_of
+from kvctl.core.status import GateStatus
 from kvctl.core.supply import GateConfig, Supply
-from kvctl.core.survival import Key
-
-UNAVAILABLE_RETRY_S = 2.0
+from kvctl.core.supply_events import supply_handlers
+from kvctl.core.tenants import Tenants
+from kvctl.core.waiting import WaitingRoom
 
 
 class Gate:
     """Admission for one engine."""
 
-    def __init__(self, config: GateConfig) -> None:
-        self._demand = Demand(Guards(config.ttft_target_s, config.itl_target_s, config.max_num_seqs))
+    def __init__(self, config: GateConfig, demand: Callable[[Guards], Demand] = Demand) -> None:
+        self._demand = demand(Guards(config.ttft_target_s, config.itl_target_s, config.max_num_seqs))
         self.ledger = self._demand.ledger
         self._supply = Supply(config)
         self._policy = config.policy
         self._draining = False
         self._retry = RetryHints(longest_s=config.retry_after_max_s, seed=config.jitter_seed)
+        self._tenants = Tenants(config.tenants)
+        self._room = WaitingRoom(self._demand, self._supply, self._retry, self._tenants.shares.used)
+        self._room.aim(config.queue, config.ttft_target_s)
+        self._waiting = self._room.queue.waiters
+        self._enforcement = Enforcement(config.enforce_ratio, config.jitter_seed)
+        self._accepted = AcceptRatio()
         self._handlers: dict[type, Callable[[Any, float], list[Command]]] = {
             Arrived: self._arrived,
+            Abandoned: self._abandoned,
             Progressed: self._progressed,
             Ended: self._ended,
             Ticked: self._ticked,
             Scraped: self._scraped,
-            ScrapeFailed: self._scrape_failed,
             EngineDescribed: self._described,
-            ConnectFailed: self._connect_failed,
-            GpusRead: self._gpus_read,
-            GpuReadFailed: self._gpu_read_failed,
-            CapacityPlanned: self._capacity_planned,
             KnobsChanged: self._knobs_changed,
+            Reconfigured: self._reconfigured,
             DrainChanged: self._drain_changed,
+            **supply_handlers(self._supply),
         }
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """Take one event in, at monotonic ``now`` seconds; returns what the outside is to do or to tell."""
-        return self._handlers[type(event)](event, now)
+        told = self._handlers[type(event)](event, now)
+        if self._waiting and type(event) is not Progressed:
+            told += self._attend(now)
+        return told
 
     # --- the decision -------------------------------------------------------------------------------
 
     def _arrived(self, event: Arrived, now: float) -> list[Command]:
         told = self._supply.settle(now)
+        meant = self._enforcement.ratio >= 1.0 or self._enforcement.meant()
+        verdict = self._decide(event, now, may_wait=meant)
+        if not meant and isinstance(verdict, Reject) and verdict.reason is not RejectReason.DRAINING:
+            verdict = self._let_by(event, verdict, now)
+        self._accepted.count(verdict)
+        told.append(verdict)
+        return told
+
+    def _decide(self, event: Arrived, now: float, *, may_wait: bool) -> Admit | Reject | Queued:
         unavailable = self._unavailable()
         if unavailable is not None:
-            return [*told, self._reject_unavailable(event, unavailable)]
+            return refusals.unavailable(event, unavailable, self._retry)
         limits = self._supply.limits()
         never = never_fits(event.shape, limits)
         if never is not None:
-            return [*told, _reject_never(event, never)]
-        return [*told, self._weigh(event, claim(event.shape, limits), now)]
+            return refusals.never(event, never)
+        case = self._case(event, limits)
+        obstacle = self._obstacle(case, now)
+        if obstacle is None and self._waiting:
+            obstacle = self._room.in_the_way(case, now)
+        if obstacle is None:
+            return self._admit(case, now)
+        self._demand.guards.turned_away(obstacle.reason)
+        queued = self._room.enter(case, obstacle, now) if may_wait and self._room.open else None
+        if queued is not None and self._tenants.on:
+            self._tenants.expected(case, queued.starts_in_s, now)
+        return queued or self._refuse(case, obstacle, now)
 
-    def _weigh(self, event: Arrived, asked: Claim, now: float) -> Admit | Reject:
-        """Admit and charge, or refuse for now."""
-        key = (event.shape.model, event.shape.route, event.shape.tenant)
+    def _case(self, event: Arrived, limits: Limits) -> Case:
+        shape = event.shape
+        asked, key = claim(shape, limits), (shape.model, shape.route, shape.tenant)
         candidate = self._demand.curve(asked, key)
-        peak = self._demand.peak_with(asked, candidate, self._policy) + self._supply.unattributed
-        fits = self._policy is Policy.NONE or peak <= self._supply.budget.tokens
-        alone = not fits and self._may_run_alone(asked, exact=event.shape.exact)
-        if not (fits or alone):
-            return self._reject_later(event, asked, candidate, peak, now)
-        guards = self._demand.guards
-        guarded = guards.refuse(asked, self.ledger, now) if self._policy is Policy.FORECAST else None
-        if guarded is not None:
-            return self._reject_guarded(event, asked, candidate, guarded, now)
-        self._charge(event, asked, key, candidate, now)
-        return Admit(event.request_id, asked, forecast_tokens=peak, alone=alone)
+        case = Case(event, asked, key, candidate, self._policy is Policy.STATIC)
+        if self._tenants.on:
+            case.tenant, case.priority = self._tenants.known(shape.tenant), self._tenants.priority(shape)
+        return case
 
-    def _charge(self, event: Arrived, asked: Claim, key: Key, candidate: Curve, now: float) -> None:
+    def _obstacle(self, case: Case, now: float) -> Obstacle | None:
+        """What stands in its way: its tenant's quota, the KV budget, a guard, or what others are owed."""
+        over = self._tenants.over_quota(case, now) if self._tenants.on else None
+        if over is not None:
+            return over
+        asked, budget = case.asked, self._supply.budget.tokens
+        case.peak = self._demand.peak_with(asked, case.candidate, self._policy) + self._supply.unattributed
+        if case.peak > budget and self._room.open:  # one by itself may spread beyond its worst case
+            case.peak = min(case.peak, self._peak() + case.own)
+        fits = self._policy is Policy.NONE or case.peak <= budget
+        idle = len(self.ledger) == 0
+        case.alone = not fits and idle and self._supply.takes_alone(asked, exact=case.event.shape.exact)
+        if not (fits or case.alone):
+            if case.own > budget:
+                return Obstacle(RejectReason.TOO_LARGE_NOW, tokens=float(self.ledger.held_tokens()))
+            return Obstacle(RejectReason.KV_BUDGET, tokens=case.peak - budget)
+        guards = self._demand.guards
+        guarded = (
+            guards.refuse(asked, self.ledger, now, case.candidate.cached)
+            if self._policy is Policy.FORECAST
+            else None
+        )
+        if guarded is not None:
+            sequences = guarded.sequences if guarded.seconds is None else None
+            return Obstacle(guarded.reason, sequences=sequences, seconds=guarded.seconds)
+        if not self._tenants.on or idle:
+            return None
+        peak = self._peak()
+        shares = self._shares(peak, now)
+        shares.pop(Limit.PREFILL_BACKLOG, None)  # of the moment: a prompt that is taken in is no share of it
+        room = peak / max(shares.values()) if peak > 0.0 else budget  # what the limit that binds leaves
+        return self._tenants.owed_to_others(case, peak, min(room, budget), now)
+
+    def _admit(self, case: Case, now: float, since: float | None = None) -> Admit:
+        """Charge and let in; ``since``: it waited from then on."""
+        event, waited = case.event, None if since is None else now - since
         stream = event.shape.stream
-        lease = Lease(id=event.request_id, key=key, claim=asked, streaming=stream, admitted_at=now)
-        self._demand.open(lease, candidate, now)
+        lease = Lease(id=event.request_id, key=case.key, claim=case.asked, streaming=stream, admitted_at=now)
+        self._demand.open(lease, case.candidate, now)
+        self._supply.sharing.expect(lease.cached_tokens)
+        if self._tenants.on:
+            self._tenants.opened(event.request_id, case.tenant, case.own, now)
         self._retry.admitted()
         if self._supply.state is EngineState.TRIAL:
             self._supply.view.tried(now)
         self._supply.view.ledger_busy(busy=True, now=now)
+        label = case.tenant and self._tenants.label(case.tenant)
+        return Admit(event.request_id, case.asked, case.peak, case.alone, None, label, waited, case.priority)
 
-    def _may_run_alone(self, asked: Claim, *, exact: bool) -> bool:
-        """Larger than the budget, but nothing else runs: judged against capacity, where that is known.
+    def _let_by(self, event: Arrived, verdict: Reject, now: float) -> Admit:
+        """Shadow mode: in all the same, with what would have been said."""
+        case = self._case(event, self._supply.limits())
+        case.peak = self._demand.peak_with(case.asked, case.candidate, self._policy)
+        return replace(self._admit(case, now), shadow=verdict.reason)
 
-        Sequences that do not fit together run in turn, so the largest is what must fit a rank. What was only
-        bounded is forwarded: the engine will say, where a 429 would come back for ever.
-        """
-        if len(self.ledger) > 0:
-            return False
-        capacity = self._supply.capacity
-        if not (exact and capacity.known and capacity.exact) or capacity.largest_rank is None:
-            return True
-        if asked.largest_sequence > capacity.largest_rank:
-            return False
-        return min(asked.tokens, capacity.total) + self._supply.foreign_tokens() <= capacity.total
+    def _refuse(self, case: Case, obstacle: Obstacle, now: float, since: float | None = None) -> Reject:
+        """Not now; ``since``: it waited from then on."""
+        ahead = self._room.tokens if self._waiting else 0.0
+        wait_s = refusals.seconds_until_gone(obstacle, ahead, self._retry, now)
+        if self._tenants.on:
+            self._tenants.expected(case, wait_s, now)
+        refused = refusals.later(case, obstacle, wait_s, self._peak(), self._supply.budget.tokens)
+        if not case.tenant and since is None:
+            return refused
+        label, waited = self._tenants.label(case.tenant), None if since is None else now - since
+        return replace(refused, tenant=label, waited_s=waited, priority=case.priority)
+
+    def outlook(self, shape: Shape, now: float) -> Admit | Reject:
+        """What an arrival of ``shape`` would hear now, in full. Nothing is charged, promised or told."""
+        event, limits = Arrived("", shape), self._supply.limits()
+        unavailable, never = self._unavailable(), never_fits(shape, limits)
+        if unavailable is not None:
+            return Reject("", unavailable, needed_tokens=sum(shape.prompts), prompt_tokens=sum(shape.prompts))
+        if never is not None:
+            return refusals.never(event, never)
+        case = self._case(event, limits)
+        obstacle = self._obstacle(case, now) or (self._room.in_the_way(case, now) if self._room else None)
+        if obstacle is None:
+            return Admit("", case.asked, forecast_tokens=case.peak, alone=case.alone)
+        wait_s = refusals.seconds_at_best(obstacle, self._retry, now)
+        return refusals.later(case, obstacle, wait_s, self._peak(), self._supply.budget.tokens)
+
+    def offer(self, shape: Shape, now: float) -> Offer:
+        """What an arrival of ``shape`` would hear now. Nothing is charged, promised or told."""
+        if self._unavailable() is not None:
+            return Offer(decision=Decision.UNAVAILABLE)
+        limits = self._supply.limits()
+        never = never_fits(shape, limits)
+        if never is not None:
+            return Offer(decision=Decision.REJECT_NEVER, headroom=never.limit_tokens)
+        case = self._case(Arrived("", shape), limits)
+        obstacle = self._obstacle(case, now)
+        return Offer(
+            decision=Decision.ADMIT if obstacle is None else Decision.REJECT_LATER,
+            headroom=1.0 - max(self._shares(case.peak, now).values()),
+            wait_s=0.0 if obstacle is None else refusals.seconds_at_best(obstacle, self._retry, now),
+            on_trial=self._supply.state is EngineState.TRIAL,
+        )
 
     def _unavailable(self) -> RejectReason | None:
         if self._draining:
@@ -136,44 +233,35 @@ class Gate:
         state = self._supply.state
         return None if state in SERVING else UNAVAILABLE_OF[state]
 
-    def _reject_unavailable(self, event: Arrived, reason: RejectReason) -> Reject:
-        prompt = sum(event.shape.prompts)
-        retry = self._retry.spread(UNAVAILABLE_RETRY_S)
-        return Reject(
-            event.request_id, reason, needed_tokens=prompt, prompt_tokens=prompt, retry_after_s=retry
-        )
+    # --- those that wait ----------------------------------------------------------------------------
 
-    def _reject_later(
-        self, event: Arrived, asked: Claim, candidate: Curve, peak: float, now: float
-    ) -> Reject:
-        """It does not fit the KV budget now."""
-        own = asked.tokens if self._policy is Policy.STATIC else min(candidate.peak(), asked.tokens)
-        too_large = own > self._supply.budget.tokens
-        missing = float(self.ledger.held_tokens()) if too_large else peak - self._supply.budget.tokens
-        reason = RejectReason.TOO_LARGE_NOW if too_large else RejectReason.KV_BUDGET
-        wait = self._retry.after(missing, self._retry.rate(now), now)
-        return self._reject_now(event, reason, own, wait, asked, peak)
+    def _attend(self, now: float) -> list[Command]:
+        """Whoever may start starts, whose time is over is refused; with nobody served, nobody waits."""
+        room = self._room
+        told: list[Admit | Reject] = []
+        unavailable = self._unavailable()
+        if unavailable is not None:
+            for waiter in room.clear(now):
+                refused = refusals.unavailable(waiter.case.event, unavailable, self._retry)
+                told.append(replace(refused, waited_s=now - waiter.since, priority=waiter.case.priority))
+        while self._waiting and (starts := room.next_to_start(self._obstacle, now)) is not None:
+            room.start(starts, now)
+            told.append(self._admit(starts.case, now, starts.since))
+        for late in room.overdue(now):
+            obstacle = self._obstacle(late.case, now) or Obstacle(late.reason, tokens=late.case.own)
+            room.leave(late.id, now)
+            told.append(
+                self._refuse(
+                    late.case, replace(obstacle, reason=RejectReason.QUEUE_DEADLINE), now, late.since
+                )
+            )
+        for verdict in told:
+            self._accepted.count(verdict)
+        return list(told)
 
-    def _reject_guarded(
-        self, event: Arrived, asked: Claim, candidate: Curve, refusal: GuardRefusal, now: float
-    ) -> Reject:
-        """It fits the KV budget, and another limit binds."""
-        rate = 1.0 if refusal.seconds is not None else self._retry.ends_per_s(now)
-        missing = refusal.seconds if refusal.seconds is not None else refusal.sequences
-        own = min(candidate.peak(), asked.tokens)
-        return self._reject_now(event, refusal.reason, own, self._retry.after(missing, rate, now))
-
-    def _reject_now(self, event: Arrived, reason: RejectReason, own: float, wait_s: float) -> Reject:
-        budget = self._supply.budget.tokens
-        return Reject(
-            event.request_id,
-            reason,
-            needed_tokens=ceil(own),
-            prompt_tokens=sum(event.shape.prompts),
-            headroom_tokens=max(int(budget - self._peak()), 0),
-            limit_tokens=budget,
-            retry_after_s=wait_s,
-        )
+    def _abandoned(self, event: Abandoned, now: float) -> list[Command]:
+        gone = self._room.leave(event.request_id, now)
+        return [] if gone is None else [LeftQueue(event.request_id, gone.case.priority, now - gone.since)]
 
     # --- leases -------------------------------------------------------------------------------------
 
@@ -187,6 +275,7 @@ class Gate:
 
     def _ended(self, event: Ended, now: float) -> list[Command]:
         record, fell = self._demand.ended(event, now)
+        self._tenants.ended(event.request_id, record.held_tokens, now)
         self._retry.drained(fell, now)
         if event.reason in NATURAL:
             self._supply.view.answered(now)
@@ -200,35 +289,29 @@ class Gate:
         if moved.restarted:
             self._demand.guards.slots.forget()
         self._demand.page(event.samples, moved.generated, self._supply.usage_ratio(), now)
-        self._supply.held(self.ledger.held_tokens(), now)
+        self._supply.held(self.ledger.held_tokens(), self.ledger.shared_tokens, now)
         self._supply.reconcile(event.asked_at)
+        told += self._supply.doubt_sharing(now)
+        self._demand.share(sharing=self._supply.shares_prefixes(now))
         return told + self._supply.settle(now)
 
-    def _scrape_failed(self, event: ScrapeFailed, now: float) -> list[Command]:
-        self._supply.view.scrape_failed(event.fault, now)
-        return self._supply.settle(now)
-
     def _described(self, event: EngineDescribed, now: float) -> list[Command]:
+        self._demand.guards.slots.told(event.info.max_num_seqs)
         return self._supply.described(event.info, now) + self._supply.settle(now)
-
-    def _connect_failed(self, event: ConnectFailed, now: float) -> list[Command]:  # noqa: ARG002 - one signature
-        self._supply.view.connect_failed()
-        return self._supply.settle(now)
-
-    def _gpus_read(self, event: GpusRead, now: float) -> list[Command]:
-        self._supply.cards(event.samples, now)
-        return self._supply.settle(now)
-
-    def _gpu_read_failed(self, event: GpuReadFailed, now: float) -> list[Command]:  # noqa: ARG002 - one signature
-        self._supply.cards_unknown(now)
-        return self._supply.settle(now)
-
-    def _capacity_planned(self, event: CapacityPlanned, now: float) -> list[Command]:
-        return self._supply.planned(event.tokens) + self._supply.settle(now)
 
     def _knobs_changed(self, event: KnobsChanged, now: float) -> list[Command]:
         self._supply.margin_ratio, self._policy = event.margin_ratio, event.policy
         return self._supply.settle(now)
+
+    def _reconfigured(self, event: Reconfigured, now: float) -> list[Command]:
+        config = event.config
+        self._policy = config.policy
+        self._demand.guards.aim(config.ttft_target_s, config.itl_target_s, config.max_num_seqs)
+        self._retry.aim(config.retry_after_max_s)
+        self._room.aim(config.queue, config.ttft_target_s)
+        self._tenants.obey(config.tenants)
+        self._enforcement.ratio = config.enforce_ratio
+        return self._supply.reconfigured(config) + self._supply.settle(now)
 
     def _drain_changed(self, event: DrainChanged, now: float) -> list[Command]:
         self._draining = event.draining
@@ -236,10 +319,11 @@ class Gate:
 
     def _ticked(self, event: Ticked, now: float) -> list[Command]:  # noqa: ARG002 - one signature
         self._demand.tick(now)
-        self._supply.held(self.ledger.held_tokens(), now)
+        self._accepted.tick(now)
+        self._supply.held(self.ledger.held_tokens(), self.ledger.shared_tokens, now)
         owes = self._demand.engine_owes(looks_empty=self._supply.view.looks_empty())
         self._supply.view.ledger_busy(busy=owes, now=now)
-        return self._supply.tick(now)
+        return self._supply.tick(now, self._peak())
 
     # --- readings -----------------------------------------------------------------------------------
 
@@ -247,10 +331,19 @@ class Gate:
         """Forecast peak (policy static: claims) of what is in flight, with what others hold."""
         return self._demand.peak(self._policy) + self._supply.unattributed
 
+    def scales(self) -> Scales:
+        """What an arrival is weighed against now."""
+        return scales_of(self._supply, self._policy, len(self.ledger), draining=self._draining)
+
     @property
     def state(self) -> EngineState:
         """What is believed of the engine."""
         return self._supply.state
+
+    @property
+    def sharing(self) -> bool:
+        """Whether what requests have in common is counted once: then it is worth knowing how they begin."""
+        return self.ledger.sharing
 
     @property
     def draining(self) -> bool:
@@ -267,49 +360,20 @@ class Gate:
         """The engine's context length, None while it is not known."""
         return self._supply.view.info.context_tokens
 
-    def _binding_limit(self, peak: float, now: float) -> Limit:
-        shares = {Limit.KV_BUDGET: peak / max(self._supply.budget.tokens, 1)}
-        if self._policy is Policy.FORECAST:
-            shares |= self._demand.guards.shares(self.ledger, now)
-        return max(shares, key=lambda limit: shares[limit])
+    def _shares(self, peak: float, now: float) -> dict[Limit, float]:
+        return limit_shares(self._supply, self._demand, self._policy, peak, now)
 
     def status(self, now: float) -> GateStatus:
         """Everything worth showing, at ``now``."""
-        supply, ledger, peak = self._supply, self.ledger, self._peak()
-        return GateStatus(
-            at=now,
-            state=supply.state,
+        return status_of(
+            self._supply,
+            self._demand,
+            now,
+            retry=self._retry,
+            room=self._room,
+            tenants=self._tenants,
+            enforcement=self._enforcement,
+            accepted=self._accepted,
             policy=self._policy,
             draining=self._draining,
-            capacity_tokens=supply.capacity.total,
-            capacity_known=supply.capacity.known,
-            capacity_source=supply.capacity.source,
-            budget_tokens=supply.budget.tokens,
-            budget_reason=supply.reason,
-            margin_ratio=supply.margin_ratio,
-            pressure=supply.budget.pressure,
-            forecast_peak_tokens=peak,
-            held_tokens=ledger.held_tokens(),
-            claimed_tokens=ledger.claimed_tokens,
-            unattributed_tokens=int(supply.unattributed),
-            leases=len(ledger),
-            context_tokens=supply.view.info.context_tokens,
-            models=supply.view.info.models,
-            drain_rate_tokens_per_s=self._retry.rate(now),
-            binding_limit=self._binding_limit(peak, now),
-            guards=self._demand.guards.status(now),
-            telemetry_age_s=supply.view.age(now),
-            ranks=tuple(rank_status(sample, now) for sample in supply.view.samples),
-            sentence=tick_sentence(supply.budget, peak, len(ledger), supply.state, draining=self._draining),
         )
-
-
-def _reject_never(event: Arrived, proof: NeverFits) -> Reject:
-    return Reject(
-        event.request_id,
-        proof.reason,
-        needed_tokens=proof.needed_tokens,
-        prompt_tokens=proof.prompt_tokens,
-        limit_tokens=proof.limit_tokens,
-        largest_output=proof.largest_output,
-    )

@@ -38,6 +38,10 @@ class PrefillGuard:
         self._taken = 0
         self.backlog = 0
 
+    def aim(self, ttft_target_s: float | None) -> None:
+        """Another target from now on."""
+        self._target = ttft_target_s
+
     def admitted(self, lease: Lease, now: float) -> None:
         """A prompt joins the backlog."""
         if self.backlog == 0:
@@ -90,7 +94,8 @@ class PrefillGuard:
 
 
 def _prompt(lease: Lease) -> int:
-    return sum(lease.claim.prompts)
+    """Prompt tokens that the engine has to compute: what it has of others' it takes from its cache."""
+    return sum(lease.claim.prompts) - lease.cached_tokens
 
 
 SHARE_OF_ITL = 0.9
@@ -118,9 +123,16 @@ class DecodeGuard:
         self._finished: deque[tuple[float, float]] = deque()
         self._marks: dict[str, deque[tuple[float, float]]] = {}
         self._adjusted_at = -inf
-        self._slow_at = -inf
+        self._slow_at = self._read_at = -inf
+        self._turned_away = False  # somebody, since the limit was last looked at
         self.limit = inf
         self.measured_s: float | None = None
+
+    def aim(self, itl_target_s: float | None) -> None:
+        """Another target from now on; one that is longer, or none, frees what the old one held."""
+        if itl_target_s is None or (self._target is not None and itl_target_s > self._target):
+            self.limit = inf
+        self._target = itl_target_s
 
     def ended(self, lease: Lease, now: float) -> None:
         """A lease is over. One that was too short to be seen at its work counts as a whole."""
@@ -136,9 +148,14 @@ class DecodeGuard:
         if self._target is None or now - self._adjusted_at < ADJUST_EVERY_S:
             return
         self._adjusted_at = now
+        full = in_flight >= NEAR_LIMIT * self.limit or in_flight + 1 > self.limit
+        binds, self._turned_away = full or self._turned_away, False
         paces = sorted(self._paces(leases, now))
         if not paces:
+            if binds and now - self._read_at >= RECENT_S:  # what is never tried is never known
+                self.measured_s, self.limit = None, self._grown()
             return
+        self._read_at = now
         self.measured_s = paces[min(int(len(paces) * PERCENTILE), len(paces) - 1)]
         target = self._target * SHARE_OF_ITL
         if self.measured_s > target:
@@ -146,9 +163,19 @@ class DecodeGuard:
             if in_flight <= self.limit:
                 cut = max(LEAST_CUT, target / self.measured_s)
                 self.limit = max(min(self.limit, in_flight + 1.0) * cut, 1.0)
-        elif in_flight >= NEAR_LIMIT * self.limit:
-            grown = self.limit * GROWTH + GROWTH_STEP
+        elif binds:
+            grown = self._grown()
             self.limit = grown if now - self._slow_at >= WARY_S else (self.limit + grown) / 2.0
+
+    def turned_away(self) -> None:
+        """Somebody was not let in for the limit's sake: it binds.
+
+        Sequences are whole and the limit is not: at 6.9 no more than six run, which is less than 90 % of it.
+        """
+        self._turned_away = True
+
+    def _grown(self) -> float:
+        return self.limit * GROWTH + GROWTH_STEP
 
     def _paces(self, leases: Iterable[Lease], now: float) -> list[float]:
         """Seconds per token of one sequence, of the requests that decode and of those just over."""
@@ -184,7 +211,7 @@ BELIEVED_S = 30.0  # then the limit is tried again: an inference that is never t
 
 
 class SlotGuard:
-    """The engine's own limit of sequences at once (``max_num_seqs``), which no page tells.
+    """The engine's own limit of sequences at once (``max_num_seqs``), which vLLM tells on no page.
 
     Requests that wait for capacity while the pool is half empty and no prompt is being taken in wait for a
     slot; the number that runs meanwhile, page after page, with some ending and others taking their place, is
@@ -193,16 +220,25 @@ class SlotGuard:
 
     def __init__(self, configured: int | None) -> None:
         self._configured = configured
+        self._told: int | None = None
         self._plateau: deque[int] = deque(maxlen=PLATEAU_PAGES)
         self._ended = False
         self._inferred: int | None = None
         self._inferred_at = -inf
 
+    def configure(self, limit: int | None) -> None:
+        """The operator's limit from now on; None: told or inferred."""
+        self._configured = limit
+
     @property
     def limit(self) -> float:
         """Sequences that may be in flight."""
-        known = self._configured if self._configured is not None else self._inferred
-        return inf if known is None else known
+        known = (self._configured, self._told, self._inferred)
+        return next((limit for limit in known if limit is not None), inf)
+
+    def told(self, limit: int | None) -> None:
+        """The engine's own description: some do tell it."""
+        self._told = limit
 
     def page(
         self,
@@ -273,11 +309,20 @@ class Guards:
         self.decode = DecodeGuard(itl_target_s)
         self.slots = SlotGuard(max_num_seqs)
 
-    def refuse(self, asked: Claim, ledger: Ledger, now: float) -> GuardRefusal | None:
-        """The first limit that ``asked`` would pass; None on an idle engine, whatever the guards think."""
+    def aim(self, ttft_target_s: float | None, itl_target_s: float | None, max_num_seqs: int | None) -> None:
+        """Other targets and another configured limit from now on."""
+        self.prefill.aim(ttft_target_s)
+        self.decode.aim(itl_target_s)
+        self.slots.configure(max_num_seqs)
+
+    def refuse(self, asked: Claim, ledger: Ledger, now: float, cached: int = 0) -> GuardRefusal | None:
+        """The first limit that ``asked`` would pass; None on an idle engine, whatever the guards think.
+
+        ``cached`` tokens of its prompts are in the engine's cache and need no computing.
+        """
         if len(ledger) == 0:
             return None
-        wait = self.prefill.wait(sum(asked.prompts), now)
+        wait = self.prefill.wait(sum(asked.prompts) - cached, now)
         if wait > 0:
             return GuardRefusal(RejectReason.PREFILL_BACKLOG, seconds=wait)
         limits = (
@@ -289,6 +334,11 @@ class Guards:
             if over > 0:
                 return GuardRefusal(reason, sequences=min(over, asked.sequences))
         return None
+
+    def turned_away(self, reason: RejectReason) -> None:
+        """A request was really not let in, for that limit's sake."""
+        if reason is RejectReason.DECODE_CONCURRENCY:
+            self.decode.turned_away()
 
     def ended(self, lease: Lease, now: float) -> None:
         """A lease is over, before or after its first token."""

@@ -41,7 +41,10 @@ def _budget(record: DecisionRecord) -> Iterator[str]:
 
 def _too_large(record: DecisionRecord) -> Iterator[str]:
     yield "an engine on which nothing else runs: by itself it is larger than the budget"
-    yield from _budget(record)
+    whole, own = record.scales.capacity_tokens * record.scales.pressure_ratio, record.needed_tokens or 0
+    if 0 < own <= whole:
+        margin, was = _down(1.0 - own / whole), record.scales.margin_ratio * 100
+        yield f"a margin of at most {margin:g}% (it was {was:g}%), and room beside the others"
 
 
 def _prefill(record: DecisionRecord) -> Iterator[str]:
@@ -63,7 +66,7 @@ def _never(record: DecisionRecord) -> Iterator[str]:
     if record.largest_output:
         yield f"max_tokens of at most {record.largest_output:,}"
     else:
-        yield f"a prompt that is shorter: the limit is {record.limit_tokens:,} tokens, and it fills that alone"
+        yield f"a shorter prompt: it alone fills the limit of {record.limit_tokens or 0:,} tokens"
 
 
 def _engine(record: DecisionRecord) -> Iterator[str]:
@@ -110,7 +113,7 @@ def look_back(stories: Sequence[Story], seconds: float, budget: Callable[[Scales
         record = story.decision
         while held and held[0][0] <= record.at:
             extra -= held.popleft()[1]
-        was_refused = record.decision is Decision.REJECT_LATER
+        was_refused = record.decision is Decision.REJECT_LATER or record.shadow
         refusals += was_refused
         if record.forecast_tokens is None:
             continue

@@ -1,5 +1,7 @@
 """Leases: what admitted requests hold, from admission to their end.
 
+What several hold together (``prefixes``) is in the sums once; a lease by itself is told with all it reads.
+
 Law 1: one lease, ended once. ``Ledger.end`` is the only way out of the ledger, and a second end of the
 same lease raises. When nothing runs, every sum below is exactly zero (they are sums of integers).
 """
@@ -9,6 +11,7 @@ from dataclasses import dataclass
 
 from kvctl.core.claim import Claim, round_up
 from kvctl.core.outcomes import EndReason
+from kvctl.core.prefixes import Changes, Prefixes
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -27,6 +30,7 @@ class Lease:
     first_token_at: float | None = None
     last_token_at: float | None = None
     output_tokens: float = 0.0  # a float, since events are scaled by the tokens that each stands for
+    cached_tokens: int = 0  # of its prompts, that the engine had computed for others when it was admitted
 
     @property
     def output_per_sequence(self) -> int:
@@ -40,7 +44,11 @@ class Lease:
 
     def held_tokens(self) -> int:
         """KV tokens held now: prompts and output so far, in whole blocks, prompts from admission on."""
-        done, claim = self.output_per_sequence, self.claim
+        claim = self.claim
+        if len(claim.prompts) == 1:  # nearly all, and a tick asks every lease: written out
+            held = claim.prompts[0] + min(int(self.output_tokens / claim.n), claim.outputs[0])
+            return -(-held // claim.block) * claim.block * claim.n
+        done = self.output_per_sequence
         pairs = zip(claim.prompts, claim.outputs, strict=True)
         return sum([round_up(p + min(done, m), claim.block) for p, m in pairs]) * claim.n
 
@@ -62,9 +70,12 @@ class LedgerError(RuntimeError):
 
 
 class Ledger:
-    """All leases of one engine."""
+    """All leases of one engine. ``sharing``: whether the engine is believed to keep common prefixes once."""
 
     def __init__(self) -> None:
+        self.prefixes = Prefixes()
+        self.sharing = False
+        self.moved = Changes()  # by the last opening or end
         self._leases: dict[str, Lease] = {}
         self._claimed = 0
         self._sequences = 0
@@ -80,8 +91,13 @@ class Ledger:
 
     @property
     def claimed_tokens(self) -> int:
-        """Sum of the worst cases of all leases."""
-        return self._claimed
+        """Sum of the worst cases of all leases, what they share once."""
+        return self._claimed - self.prefixes.saved
+
+    @property
+    def shared_tokens(self) -> int:
+        """KV tokens that the leases hold together less than each for itself."""
+        return self.prefixes.saved
 
     @property
     def sequences(self) -> int:
@@ -93,12 +109,23 @@ class Ledger:
         return sum(lease.claim.sequences for lease in self if lease.prefilling)
 
     def held_tokens(self) -> int:
-        """Sum of what the leases hold now."""
-        return sum(lease.held_tokens() for lease in self)
+        """Sum of what the leases hold now, what they share once."""
+        return sum([lease.held_tokens() for lease in self]) - self.prefixes.saved
 
     def get(self, lease_id: str) -> Lease | None:
         """The lease of that id while it is open."""
         return self._leases.get(lease_id)
+
+    def share(self, *, sharing: bool) -> bool:
+        """Believe that common prefixes are kept once, or do no more; returns whether that is news."""
+        if sharing == self.sharing:
+            return False
+        self.sharing, self.prefixes = sharing, Prefixes()
+        for lease in self if sharing else ():
+            self.prefixes.open(lease.id, lease.key[0], lease.claim)
+            if not lease.prefilling:
+                self.prefixes.computed(lease.id, lease.claim)
+        return True
 
     def open(self, lease: Lease) -> None:
         """Charge a lease. Raises LedgerError if its id is open already."""
@@ -107,6 +134,8 @@ class Ledger:
         self._leases[lease.id] = lease
         self._claimed += lease.claim.tokens
         self._sequences += lease.claim.sequences
+        if self.sharing:
+            self.moved = self.prefixes.open(lease.id, lease.key[0], lease.claim)
 
     def end(
         self,
@@ -128,6 +157,7 @@ class Ledger:
         self._sequences -= lease.claim.sequences
         if output_tokens is not None:
             lease.output_tokens = output_tokens
+        self.moved = self.prefixes.end(lease_id, lease.claim)
         return EndedLease(
             lease=lease,
             reason=reason,

@@ -11,6 +11,7 @@ class Decision(StrEnum):
     """What the gate says of an arriving request."""
 
     ADMIT = "admit"
+    QUEUE = "queue"  # it waits; one of the others follows
     REJECT_LATER = "reject_later"  # 429: does not fit now
     REJECT_NEVER = "reject_never"  # 400: can never fit, proven
     UNAVAILABLE = "unavailable"  # 503: the engine cannot be judged or serves nobody
@@ -29,6 +30,12 @@ class RejectReason(StrEnum):
     PREFILL_BACKLOG = "prefill_backlog"  # prompts admitted before it take longer than its first token may
     DECODE_CONCURRENCY = "decode_concurrency"  # one more sequence would slow down every answer's tokens
     SEQUENCE_SLOTS = "sequence_slots"  # the engine runs as many sequences as it has slots for
+    QUEUE_AHEAD = "queue_ahead"  # it would fit, and would delay one that waits before it
+    QUEUE_DEADLINE = "queue_deadline"  # it waited, and its start did not come in time
+    TENANT_SHARE = "tenant_share"  # it would fit, and the room is owed to tenants below their share
+    TENANT_TOKENS_IN_FLIGHT = "tenant_tokens_in_flight"  # the tenant's own limits
+    TENANT_REQUESTS_PER_MINUTE = "tenant_requests_per_minute"
+    TENANT_TOKENS_PER_MINUTE = "tenant_tokens_per_minute"
     # unavailable
     ENGINE_STARTING = "engine_starting"  # the engine was never seen since kvctl started
     ENGINE_UNREACHABLE = "engine_unreachable"
@@ -47,6 +54,12 @@ DECISION_OF: dict[RejectReason, Decision] = {
     RejectReason.PREFILL_BACKLOG: Decision.REJECT_LATER,
     RejectReason.DECODE_CONCURRENCY: Decision.REJECT_LATER,
     RejectReason.SEQUENCE_SLOTS: Decision.REJECT_LATER,
+    RejectReason.QUEUE_AHEAD: Decision.REJECT_LATER,
+    RejectReason.QUEUE_DEADLINE: Decision.REJECT_LATER,
+    RejectReason.TENANT_SHARE: Decision.REJECT_LATER,
+    RejectReason.TENANT_TOKENS_IN_FLIGHT: Decision.REJECT_LATER,
+    RejectReason.TENANT_REQUESTS_PER_MINUTE: Decision.REJECT_LATER,
+    RejectReason.TENANT_TOKENS_PER_MINUTE: Decision.REJECT_LATER,
     RejectReason.ENGINE_STARTING: Decision.UNAVAILABLE,
     RejectReason.ENGINE_UNREACHABLE: Decision.UNAVAILABLE,
     RejectReason.ENGINE_ASLEEP: Decision.UNAVAILABLE,
@@ -54,6 +67,31 @@ DECISION_OF: dict[RejectReason, Decision] = {
     RejectReason.GPU_FAULT: Decision.UNAVAILABLE,
     RejectReason.DRAINING: Decision.UNAVAILABLE,
 }
+
+
+TENANT_LIMITS = frozenset(
+    {
+        RejectReason.TENANT_TOKENS_IN_FLIGHT,
+        RejectReason.TENANT_REQUESTS_PER_MINUTE,
+        RejectReason.TENANT_TOKENS_PER_MINUTE,
+    }
+)
+"""A quota of the caller's own, whatever room there is: always 429, never queued."""
+
+
+class Priority(StrEnum):
+    """Who of those that wait is next. The first is the most urgent."""
+
+    HIGH = "high"
+    NORMAL = "normal"
+    LOW = "low"
+
+
+class LargeRequests(StrEnum):
+    """What becomes of requests that fit only a nearly drained engine."""
+
+    REFUSE = "refuse"  # 429 unless they would run alone
+    RESERVE = "reserve"  # they wait, and the gate drains for them, for a share of the time
 
 
 class EndReason(StrEnum):
@@ -105,6 +143,7 @@ class Pressure(StrEnum):
     PREEMPTION = "preemption"
     GPU_MEMORY = "gpu_memory"
     TELEMETRY = "telemetry"
+    RANKS = "ranks"  # ranks that requests cannot be pinned to fill unevenly
 
 
 class BudgetReason(StrEnum):
@@ -116,6 +155,7 @@ class BudgetReason(StrEnum):
     PREEMPTION = "preemption"
     GPU_MEMORY = "gpu_memory"
     TELEMETRY = "telemetry"
+    RANKS = "ranks"
     RECOVERY = "recovery"  # a pressure term rose again
 
 
@@ -136,6 +176,18 @@ class Policy(StrEnum):
     NONE = "none"  # everything that can be served is admitted: for comparison only
 
 
+class ChoiceReason(StrEnum):
+    """Why a request went to one of several gates (engines, or ranks of one)."""
+
+    ONLY = "only"  # no other serves the model
+    HEADROOM = "headroom"  # the most headroom
+    PREFIX = "prefix"  # its pool holds the prompt's prefix
+    PREFIX_BEHIND = "prefix_behind"  # the pool that holds the prefix is too far behind in headroom
+    NEAREST = "nearest"  # none admits: the one whose refusal is the truest
+    MAKER = "maker"  # it holds what the request goes on from (a stored response)
+    MOVED = "moved"  # the one chosen before could not be reached
+
+
 class Limit(StrEnum):
     """What bounds how much is in flight. The one that binds is named in status and metrics."""
 
@@ -152,6 +204,7 @@ class Note(StrEnum):
     UNSUPPORTED = "unsupported"  # a set-up whose gauges mean something else
     ENGINE_DESCRIBED = "engine_described"  # its models or context are others than before
     PREEMPTION_IGNORED = "preemption_ignored"  # preemptions at low pool usage
+    SHARING_DOUBTED = "sharing_doubted"  # the gauge shows that common prefixes are not kept once
 
 
 class Absence(StrEnum):

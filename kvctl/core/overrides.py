@@ -26,6 +26,10 @@ class Knob(StrEnum):
 
     MARGIN = "margin"
     POLICY = "policy"
+    ENFORCE = "enforce"  # the share of refusals that are meant; 0 is the bypass
+    CAPACITY_TOKENS = "capacity_tokens"
+    MAX_CONTEXT = "max_context"
+    QUEUE_MAX_WAIT = "queue_max_wait"
 
 
 class Refusal(StrEnum):
@@ -72,6 +76,23 @@ class Range:
 
 
 @dataclass(frozen=True, slots=True)
+class Seconds:
+    """Times from ``low`` to ``high`` seconds, both allowed."""
+
+    low: float
+    high: float
+
+    def accept(self, value: object) -> float:
+        """The seconds. Raises OverrideError."""
+        if (amount := _finite(value)) is None:
+            raise OverrideError(Refusal.BAD_VALUE, f"{value!r:.50} is not a number of seconds")
+        if not self.low <= amount <= self.high:
+            text = f"{_span(amount)} is outside {_span(self.low)} to {_span(self.high)}"
+            raise OverrideError(Refusal.OUT_OF_BOUNDS, text)
+        return amount
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
     """One of a few words."""
 
@@ -86,12 +107,37 @@ class Choice:
         return str(value)
 
 
-Bounds = Mapping[Knob, Range | Choice]
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """KV tokens from ``low`` to ``high``, both allowed."""
+
+    low: int
+    high: int
+
+    def accept(self, value: object) -> int:
+        """The number. Raises OverrideError."""
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise OverrideError(Refusal.BAD_VALUE, f"{value!r:.50} is not a whole number")
+        if not self.low <= value <= self.high:
+            raise OverrideError(Refusal.OUT_OF_BOUNDS, f"{value} is outside {self.low} to {self.high}")
+        return value
 
 
-def bounds(margin_min: float, margin_max: float) -> dict[Knob, Range | Choice]:
+Bounds = Mapping[Knob, Range | Choice | Whole | Seconds]
+MOST_TOKENS = 10**9
+MOST_WAIT_S = 3600.0
+
+
+def bounds(margin_min: float, margin_max: float, most_tokens: int = MOST_TOKENS) -> Bounds:
     """The bounds of every knob; margins are shares of one."""
-    return {Knob.MARGIN: Range(margin_min, margin_max), Knob.POLICY: Choice(tuple(Policy))}
+    return {
+        Knob.MARGIN: Range(margin_min, margin_max),
+        Knob.POLICY: Choice(tuple(Policy)),
+        Knob.ENFORCE: Range(0.0, 1.0),
+        Knob.CAPACITY_TOKENS: Whole(1, most_tokens),
+        Knob.MAX_CONTEXT: Whole(1, most_tokens),
+        Knob.QUEUE_MAX_WAIT: Seconds(0.0, MOST_WAIT_S),
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +211,25 @@ class Overrides:
         )
         self._set[known] = made
         return made
+
+    def judge(self, knob: str, value: object, if_match: int | None = None) -> tuple[Knob, Value]:
+        """The knob and the value that ``set`` would put in force; nothing changes. Raises OverrideError."""
+        self._match(if_match)
+        known = self._known(knob)
+        return known, self._limits[known].accept(value)
+
+    def rebound(self, limits: Bounds, ttl_max_s: float) -> list[Dropped]:
+        """Other bounds from now on; ends and returns what they do not allow."""
+        self._limits, self._ttl_max_s = limits, ttl_max_s
+        dropped = []
+        for each in list(self._set.values()):
+            try:
+                limits[each.knob].accept(each.value)
+            except OverrideError as error:
+                del self._set[each.knob]
+                dropped.append(Dropped(knob=each.knob, why=str(error)))
+        self.revision += bool(dropped)
+        return dropped
 
     def unset(self, knob: str, now_mono: float, if_match: int | None = None) -> Override:
         """End an override before its time; returns it. Raises OverrideError, also where none is in force."""

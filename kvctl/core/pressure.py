@@ -4,9 +4,9 @@ Law 3: unknown is not zero. A term that cannot be judged leaves the budget alone
 (``kvctl_telemetry_up``); it never becomes 0.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from kvctl.core.telemetry import GpuSample
+from kvctl.core.telemetry import GpuSample, RankSample
 
 CUT = 0.9  # of the term, once per episode of preemptions
 FLOOR = 0.5
@@ -71,6 +71,10 @@ class MemoryTerm:
         self._read_at = float("-inf")
         self.value = 1.0
 
+    def guard(self, guard_bytes: int) -> None:
+        """Another guard, from the next reading on."""
+        self._guard = guard_bytes
+
     def engine_started(self) -> None:
         """What is free next is what this engine leaves free; until it is read, nothing is known."""
         self._usual.clear()
@@ -111,10 +115,40 @@ class TelemetryTerm:
         """One more poll interval without a usable page; ``floor`` is the fallback's share of the budget."""
         self.value = max(self.value * SHRINK_PER_POLL, min(floor, 1.0), 0.01)
 
-    def reopen(self) -> None:
-        """One tick with fresh telemetry."""
-        self.value = min(1.0, self.value + REOPEN_PER_TICK)
+    def reopen(self, taken_ratio: float = 0.0) -> None:
+        """One tick with fresh telemetry; ``taken_ratio`` of the whole budget is in flight.
+
+        The step is room for newcomers: a large request that was let in alone takes none of it, or everybody
+        small would be refused beside it on a nearly empty engine.
+        """
+        self.value = min(1.0, max(self.value, taken_ratio) + REOPEN_PER_TICK)
 
     def outage_over(self) -> None:
         """The engine serves again after it did not: waiting callers must not come in as one wave."""
         self.value = min(self.value, REOPEN_PER_TICK)
+
+
+RANKS_FROM = 0.1  # usage of the whole engine below which single requests look like imbalance
+RANKS_FOLLOW = 0.05  # share of the way to the present imbalance that one page goes
+
+
+class RankTerm:
+    """How far the fullest rank is ahead of the average, where the gate sees several ranks as one.
+
+    A request lives in one rank, and an engine that chooses the rank itself may choose a full one. So the
+    budget is spent when the fullest rank is, by the pages: it is the sum of the pools times mean over fullest
+    usage. One rank's own budget (1 / ranks) is the floor. With one rank the value stays 1.
+    """
+
+    def __init__(self) -> None:
+        self.value = 1.0
+
+    def observe(self, samples: Sequence[RankSample]) -> None:
+        """A metrics page."""
+        if len(samples) < 2:
+            self.value = 1.0
+            return
+        usage = [s.kv_usage_ratio for s in samples if s.kv_usage_ratio is not None and not s.unsupported]
+        if len(usage) < len(samples) or (mean := sum(usage) / len(usage)) < RANKS_FROM:
+            return
+        self.value += RANKS_FOLLOW * (max(mean / max(usage), 1 / len(usage)) - self.value)

@@ -1,11 +1,14 @@
 """How answers advance: tokens per stream event, and the pace of answers that show nothing until their end.
 
 An event of a stream is not always one token: speculative decoding, parsers and a busy API server put
-several into one. The engine's own token counter against the events seen tells how many.
+several into one. The engine's own token counter against the events seen tells how many. Pages lag, and a
+counter that is a second late is far off over a second; so sums over a minute are compared, and what comes of
+them is held to its bounds at the very end: held to them reading by reading, noise could only push it upwards.
 """
 
 SMOOTHING = 0.2
-LEAST_EVENTS = 50  # events between two looks at the counter, before the ratio says anything
+PRIOR_EVENTS = 100.0  # of one token each, before any was seen
+RATIO_HALF_LIFE_S = 60.0
 MOST_TOKENS_PER_EVENT = 16.0
 UNKNOWN_PACE = 20.0  # tokens a second and sequence, before anything was measured
 
@@ -18,7 +21,7 @@ class Pace:
         self.tokens_per_s = UNKNOWN_PACE
         self.first_token_s = 0.0
         self._events = 0.0
-        self._generated = 0.0
+        self._all_events = self._all_tokens = PRIOR_EVENTS  # fading
         self._mixed = False
         self._page_at: float | None = None
         self._running = 0
@@ -41,12 +44,9 @@ class Pace:
             return
         if most and generated > 0:
             self._learn_pace(generated / (now - before) / most)
-        self._generated += generated
-        if self._mixed:
-            self._forget()
-        elif self._events >= LEAST_EVENTS:
-            self._learn_ratio(self._generated / self._events)
-            self._forget()
+        if not self._mixed:
+            self._learn_ratio(generated, now - before)
+        self._forget()
 
     def first_token(self, seconds: float) -> None:
         """A stream's first token came that long after its admission."""
@@ -59,10 +59,14 @@ class Pace:
     def _learn_pace(self, pace: float) -> None:
         self.tokens_per_s += SMOOTHING * (pace - self.tokens_per_s)
 
-    def _learn_ratio(self, ratio: float) -> None:
-        held = min(max(ratio, 1.0), MOST_TOKENS_PER_EVENT)
-        self.tokens_per_event += SMOOTHING * (held - self.tokens_per_event)
+    def _learn_ratio(self, generated: float, seconds: float) -> None:
+        fade = 0.5 ** (seconds / RATIO_HALF_LIFE_S)
+        self._all_events = self._all_events * fade + self._events
+        self._all_tokens = self._all_tokens * fade + generated
+        if self._all_events >= PRIOR_EVENTS:
+            ratio = self._all_tokens / self._all_events
+            self.tokens_per_event = min(max(ratio, 1.0), MOST_TOKENS_PER_EVENT)
 
     def _forget(self) -> None:
-        self._events = self._generated = 0.0
+        self._events = 0.0
         self._mixed = False

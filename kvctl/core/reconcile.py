@@ -3,14 +3,25 @@
 Usage is compared with the most that the ledger held over the time that the page may speak of, whole prompts
 of those still prefilling included: pages lag, and prompts are allocated chunk by chunk. Compared with the
 present ledger alone, a lag of seconds would read every lull as foreign traffic.
+
+What leases share is in the ledger once, as it is in the gauge. Usage that stays above the ledger by a good
+part of what that saves says that the engine keeps nothing in common, unless its own counter of cache hits
+says that it does: then it is foreign traffic.
 """
 
 from collections import deque
+from math import inf
 
 LAG_S = 1.5  # how far behind its answer a page may speak
 DEAD_ZONE = 0.01  # of capacity
 RISE_PER_POLL = 0.20
 FALL_PER_POLL = 0.02
+WORTH_DOUBT = 0.05  # of capacity: with less saved the gauge cannot tell
+UNSHARED = 0.5  # of what sharing saves, found missing
+DOUBTFUL_PAGES = 15
+DOUBTED_S = 600.0  # then it is tried again
+HITS_FADE = 0.98  # a page
+HITS_ENOUGH = 0.5  # of what should have been found in the cache
 
 
 class Reconciler:
@@ -19,9 +30,15 @@ class Reconciler:
     def __init__(self) -> None:
         self.unattributed = 0.0
         self._held: deque[tuple[float, float]] = deque()  # (when, KV tokens)
+        self.saved = 0.0  # by sharing, at the last look
+        self.above = 0.0  # of the last page's usage that the ledger does not explain
 
-    def remember(self, held_tokens: float, now: float) -> None:
-        """What the ledger held at ``now``, whole prompts of those still prefilling included."""
+    def remember(self, held_tokens: float, now: float, saved_tokens: float = 0.0) -> None:
+        """What the ledger held at ``now``, whole prompts of those still prefilling included.
+
+        ``saved_tokens``: what it would have held more if nothing were shared.
+        """
+        self.saved = saved_tokens
         self._held.append((now, held_tokens))
         while len(self._held) > 1 and self._held[1][0] < now - 4 * LAG_S - 2.0:
             self._held.popleft()
@@ -33,6 +50,7 @@ class Reconciler:
         target = used_tokens - ours
         if target <= DEAD_ZONE * capacity:
             target = 0.0
+        self.above = target
         rate = RISE_PER_POLL if target > self.unattributed else FALL_PER_POLL
         self.unattributed += rate * (target - self.unattributed)
         if target == 0.0 and self.unattributed < 1.0:
@@ -44,4 +62,46 @@ class Reconciler:
 
     def another_pool(self) -> None:
         """The engine restarted, or its pool has another size: what was in it is gone."""
-        self.unattributed = 0.0
+        self.unattributed = self.above = 0.0
+
+    def explained(self, tokens: float) -> None:
+        """So much of what no lease explained is in the ledger from now on."""
+        self.unattributed = max(self.unattributed - tokens, 0.0)
+
+
+class SharingCheck:
+    """Whether an engine that says so keeps common prefixes once."""
+
+    def __init__(self) -> None:
+        self._pages = 0
+        self._doubted_until = -inf
+        self._hits_total: float | None = None
+        self._found = self._expected = 0.0
+
+    def doubted(self, now: float) -> bool:
+        """Whether it is not believed at present."""
+        return now < self._doubted_until
+
+    def expect(self, tokens: int) -> None:
+        """A request was let in that begins with so many tokens of live ones."""
+        self._expected += tokens
+
+    def page(self, hits_total: float | None, reconciler: Reconciler, capacity: int, now: float) -> bool:
+        """A page was compared; ``hits_total`` cached prompt tokens, None: unknown. True: doubt begins."""
+        if hits_total is not None and self._hits_total is not None:
+            self._found += max(hits_total - self._hits_total, 0.0)
+        self._hits_total = hits_total
+        self._found, self._expected = self._found * HITS_FADE, self._expected * HITS_FADE
+        found = hits_total is not None and self._found >= HITS_ENOUGH * self._expected
+        saved = reconciler.saved
+        missing = saved > WORTH_DOUBT * capacity and reconciler.above >= UNSHARED * saved and not found
+        self._pages = self._pages + 1 if missing else 0
+        if self._pages < DOUBTFUL_PAGES:
+            return False
+        self._pages, self._doubted_until = 0, now + DOUBTED_S
+        return True
+
+    def another_engine(self) -> None:
+        """The engine is another process: it may have other flags."""
+        self._pages, self._doubted_until, self._hits_total = 0, -inf, None
+        self._found = self._expected = 0.0

@@ -25,6 +25,10 @@ class RetryHints:
         self._phase = seed % 1.0
         self._refusing_since: float | None = None
 
+    def aim(self, longest_s: float) -> None:
+        """The longest hint from now on."""
+        self._longest = longest_s
+
     def drained(self, tokens: float, now: float) -> None:
         """A lease ended; the forecast peak fell by ``tokens``."""
         self._drained.append((now, max(tokens, 0.0)))

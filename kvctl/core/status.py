@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kvctl.core.guards import GuardStatus
-from kvctl.core.outcomes import BudgetReason, CapacitySource, EngineState, Limit, Policy, Pressure
+from kvctl.core.outcomes import BudgetReason, CapacitySource, EngineState, Limit, Policy, Pressure, Priority
 from kvctl.core.telemetry import RankSample
 
 
@@ -17,10 +17,35 @@ class RankStatus:
     capacity_tokens: int | None
     capacity_exact: bool
     kv_usage_ratio: float | None
+    usage_gauge: str  # the engine's own name of it; "": none on its page
     running: int | None
     waiting: int | None
     preemptions_total: float | None
     absent: Mapping[str, str]
+    budget_tokens: int | None = None  # these three where the rank has a gate of its own
+    forecast_peak_tokens: float | None = None
+    leases: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueStatus:
+    """Who waits now. Bytes of the bodies held, KV tokens that they will hold by themselves."""
+
+    waiting: Mapping[Priority, int]
+    bytes: int
+    tokens: float
+    oldest_s: float
+    head_starts_in_s: float | None  # by the projection that was frozen; negative: it is late
+    drains_for_large: bool  # others are held back for a large request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantStatus:
+    """One tenant now, by the name that metrics use. KV tokens."""
+
+    tenant: str
+    in_flight_tokens: float
+    used_token_seconds: float  # of late, divided by its weight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +67,9 @@ class GateStatus:
     held_tokens: int
     claimed_tokens: int
     unattributed_tokens: int
+    forecast_exceeded_ratio: float | None = None  # of looks at which more was held than forecast
+    forecast_error_ratio: float | None = None  # of what was held against the forecast's mean
+    shared_prefix_tokens: int  # what the leases hold together less than each for itself
     leases: int
     context_tokens: int | None
     models: tuple[str, ...]
@@ -51,6 +79,10 @@ class GateStatus:
     telemetry_age_s: float | None
     ranks: tuple[RankStatus, ...]
     sentence: str
+    enforce_ratio: float = 1.0
+    accept_ratio: float | None = None  # of the last seconds; None: nobody asked
+    queue: QueueStatus | None = None  # None: nobody ever waits
+    tenants: tuple[TenantStatus, ...] = ()
 
     @property
     def headroom_tokens(self) -> int:
@@ -66,6 +98,7 @@ def rank_status(sample: RankSample, now: float) -> RankStatus:
         capacity_tokens=sample.capacity_tokens,
         capacity_exact=sample.capacity_exact,
         kv_usage_ratio=sample.kv_usage_ratio,
+        usage_gauge=sample.usage_gauge,
         running=sample.running,
         waiting=sample.waiting,
         preemptions_total=sample.preemptions_total,

@@ -7,14 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from kvctl.core.budget import Budget, Capacity, budget_of, capacity_of, reason_of_change
-from kvctl.core.claim import Limits
+from kvctl.core.claim import Claim, Limits
 from kvctl.core.engine_view import EngineView, Moved, ViewConfig
 from kvctl.core.events import BudgetChanged, Command, EngineRestarted, Noted, StateChanged
 from kvctl.core.outcomes import SERVING, BudgetReason, CapacitySource, EngineState, Note, Policy, Pressure
-from kvctl.core.pressure import MemoryTerm, PreemptionTerm, TelemetryTerm
-from kvctl.core.reconcile import DEAD_ZONE, Reconciler
+from kvctl.core.pressure import MemoryTerm, PreemptionTerm, RankTerm, TelemetryTerm
+from kvctl.core.queue import QueueConfig
+from kvctl.core.reconcile import DEAD_ZONE, Reconciler, SharingCheck
 from kvctl.core.sentence import budget_sentence, state_sentence
-from kvctl.core.telemetry import EngineInfo, GpuSample, RankSample
+from kvctl.core.telemetry import EngineInfo, GpuSample, RankSample, with_pool
+from kvctl.core.tenants import TenantRule
 
 WORTH_TELLING = 0.01  # of capacity: smaller moves of the budget are not told one by one
 NOTED_EVERY_S = 60.0  # the same remark, at most
@@ -46,6 +48,10 @@ class GateConfig:
     ttft_target_s: float | None = 2.0  # None: no prefill guard
     itl_target_s: float | None = 0.1  # None: no decode guard
     max_num_seqs: int | None = None  # None: inferred
+    prefix_sharing: bool = True  # count what leases share once, where the engine says that it does
+    enforce_ratio: float = 1.0  # share of the requests on which decisions are enforced
+    queue: QueueConfig = field(default_factory=QueueConfig)
+    tenants: tuple[TenantRule, ...] = ()  # none: they are not told apart
     view: ViewConfig = field(default_factory=ViewConfig)
 
 
@@ -58,9 +64,11 @@ class Supply:
         self.view = EngineView(config.view)
         self.state = EngineState.STARTING
         self._reconciler = Reconciler()
+        self.sharing = SharingCheck()
         self._preemption = PreemptionTerm()
         self._memory = MemoryTerm(config.gpu_guard_bytes)
         self._telemetry = TelemetryTerm()
+        self._ranks = RankTerm()
         self._shrunk_at = float("-inf")
         self._ignored_at = float("-inf")
         self._fullest_before: float | None = None
@@ -76,16 +84,26 @@ class Supply:
         """KV tokens in the pool that no lease explains."""
         return self._reconciler.unattributed
 
+    def reconfigured(self, config: GateConfig) -> list[Command]:
+        """Another configuration is in force."""
+        self._config = config
+        self.margin_ratio = config.margin_ratio
+        self.view.reconfigured(config.view)
+        self._memory.guard(config.gpu_guard_bytes)
+        return self._capacity_news()
+
     # --- telemetry ----------------------------------------------------------------------------------
 
     def page(self, samples: tuple[RankSample, ...], now: float) -> tuple[Moved, list[Command]]:
         """A metrics page: what moved since the last, and what there is to tell."""
         first = not self.view.samples
         moved = self.view.scraped(samples, now)
+        self._ranks.observe(samples)
         told: list[Command] = [EngineRestarted(rank) for rank in moved.restarted]
         if moved.restarted:
             self._last_told = None
             self._reconciler.another_pool()
+            self.sharing.another_engine()
         if moved.restarted or first:
             self._memory.engine_started()
         told += self._preemption_news(moved.preempted or 0.0, now)
@@ -106,14 +124,34 @@ class Supply:
     def reconcile(self, asked_at: float) -> None:
         """Compare the last page's usage, asked for at ``asked_at``, with what the ledger held."""
         usage = self.usage_ratio()
-        if usage is not None and self.capacity.known:
+        comparable = all(sample.usage_comparable for sample in self.view.samples)
+        if usage is not None and comparable and self.capacity.known:
             self._reconciler.compare(usage * self.capacity.total, self.capacity.total, asked_at)
         else:
             self._reconciler.blind()
 
-    def held(self, tokens: int, now: float) -> None:
-        """What the ledger holds now, in KV tokens."""
-        self._reconciler.remember(tokens, now)
+    def held(self, tokens: int, saved: int, now: float) -> None:
+        """What the ledger holds now, and what sharing saves of it, in KV tokens."""
+        self._reconciler.remember(tokens, now, saved)
+
+    def doubt_sharing(self, now: float) -> list[Command]:
+        """After a page was compared: told once when the gauge says that prefixes are not kept in common."""
+        hits = self.view.samples[0].prefix_hits_total if len(self.view.samples) == 1 else None
+        saved = self._reconciler.saved
+        if not self.sharing.page(hits, self._reconciler, self.capacity.total, now):
+            return []
+        self._reconciler.explained(saved)
+        text = (
+            f"pool usage is {self._reconciler.above:,.0f} KV tokens above what leases explain, and sharing"
+            f" was to save {saved:,.0f}: common prefixes are counted for each request from now on"
+        )
+        return [Noted(Note.SHARING_DOUBTED, text)]
+
+    def shares_prefixes(self, now: float) -> bool:
+        """Whether common prefixes count once: caching is on, in one pool, and the gauge does not deny it."""
+        if not self._config.prefix_sharing or len(self.view.samples) != 1 or self.sharing.doubted(now):
+            return False
+        return self.view.samples[0].prefix_caching is True
 
     def described(self, info: EngineInfo, now: float) -> list[Command]:
         """The engine told what it serves."""
@@ -121,9 +159,12 @@ class Supply:
         self.view.described(info, now)
         if before == info:
             return []
+        if before.engine and info.engine != before.engine:  # another kind of engine has another pool
+            self._last_told = None
+            self._reconciler.another_pool()
         names = ", ".join(info.models) or "no model"
         text = f"engine serves {names}, context {info.context_tokens or 'unknown'} tokens"
-        return [Noted(Note.ENGINE_DESCRIBED, text)]
+        return [Noted(Note.ENGINE_DESCRIBED, text), *self._capacity_news()]
 
     def cards(self, samples: Sequence[GpuSample], now: float) -> None:
         """The engine's cards were read."""
@@ -149,6 +190,19 @@ class Supply:
         foreign = self.unattributed if usage is None else min(self.unattributed, usage * total)
         return foreign if foreign > DEAD_ZONE * total else 0.0
 
+    def takes_alone(self, asked: Claim, *, exact: bool) -> bool:
+        """Larger than the budget, but nothing else runs: judged against capacity, where that is known.
+
+        Sequences that do not fit together run in turn, so the largest is what must fit a rank. What was only
+        bounded is forwarded: the engine will say, where a 429 would come back for ever.
+        """
+        capacity = self.capacity
+        if not (exact and capacity.known and capacity.exact) or capacity.largest_rank is None:
+            return True
+        if asked.largest_sequence > capacity.largest_rank:
+            return False
+        return min(asked.tokens, capacity.total) + self.foreign_tokens() <= capacity.total
+
     def usage_ratio(self) -> float | None:
         """Pool usage over all ranks, 0..1; None when any rank's is unknown or means something else."""
         used = total = 0.0
@@ -162,11 +216,14 @@ class Supply:
 
     # --- the beat -----------------------------------------------------------------------------------
 
-    def tick(self, now: float) -> list[Command]:
-        """Time passes: terms recover or shrink, ages turn into states."""
+    def tick(self, now: float, taken_tokens: float = 0.0) -> list[Command]:
+        """Time passes: terms recover or shrink, ages turn into states.
+
+        ``taken_tokens`` is the forecast peak of what is in flight.
+        """
         self._preemption.recover(now)
         told = self.settle(now)
-        self._climb_telemetry_ladder(now)
+        self._climb_telemetry_ladder(taken_tokens, now)
         return told + self.settle(now)
 
     def settle(self, now: float) -> list[Command]:
@@ -221,9 +278,10 @@ class Supply:
             ),
         ]
 
-    def _climb_telemetry_ladder(self, now: float) -> None:
+    def _climb_telemetry_ladder(self, taken_tokens: float, now: float) -> None:
+        whole = max(self.capacity.total * (1.0 - self.margin_ratio), 1.0)
         if self.state is EngineState.UP:
-            self._telemetry.reopen()
+            self._telemetry.reopen(taken_tokens / whole)
             return
         blind = self.state in {EngineState.STALE, EngineState.NO_TELEMETRY}
         if blind and now - self._shrunk_at >= self._config.poll_interval_s:
@@ -232,25 +290,26 @@ class Supply:
             if self._silent_but_planned():
                 self._telemetry.reopen()
                 return
-            whole = self.capacity.total * (1.0 - self.margin_ratio)
-            self._telemetry.shrink(self._config.fallback_budget_tokens / max(whole, 1.0))
+            self._telemetry.shrink(self._config.fallback_budget_tokens / whole)
 
     def _silent_but_planned(self) -> bool:
-        """An engine that answers and never told its pool: the plan is the guess, not the fallback."""
-        return self.state is EngineState.NO_TELEMETRY and self.capacity.source is CapacitySource.PLAN
+        """An engine without metrics whose pool the plan, or its own description, tells: no fallback needed."""
+        sized = self.view.info.rank_capacity_tokens is not None
+        planned = self.capacity.source is CapacitySource.PLAN
+        return self.state is EngineState.NO_TELEMETRY and (sized or planned)
 
     # --- readings -----------------------------------------------------------------------------------
 
     def limits(self) -> Limits:
         """What bounds a single request."""
-        capacity = self.capacity
+        capacity, clamps = self.capacity, self.view.info.clamps_output
         return Limits(
             context=self.view.info.context_tokens,
             max_context=self._config.max_context,
             rank_capacity=capacity.largest_rank,
             capacity_exact=capacity.exact and capacity.known,
             block=capacity.block,
-            clamps_output=self._config.clamps_output,
+            clamps_output=self._config.clamps_output if clamps is None else clamps,
             unknown_output=self._config.fallback_budget_tokens,
         )
 
@@ -266,7 +325,7 @@ class Supply:
     def _told_or_guessed(self) -> Capacity:
         config = self._config
         return capacity_of(
-            self.view.samples,
+            with_pool(self.view.samples, self.view.info),
             operator=config.capacity_tokens,
             force=config.capacity_force,
             fallback=config.fallback_budget_tokens,
@@ -278,5 +337,6 @@ class Supply:
             Pressure.PREEMPTION: self._preemption.value,
             Pressure.GPU_MEMORY: self._memory.value,
             Pressure.TELEMETRY: self._telemetry.value,
+            Pressure.RANKS: self._ranks.value,
         }
         return budget_of(self.capacity.total, self.margin_ratio, pressure)

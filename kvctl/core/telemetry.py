@@ -4,9 +4,10 @@ Law 3: unknown is not zero. A field is a good value or None; ``absent`` then say
 Every ``at`` is monotonic seconds. Engine adapters and the NVML adapter build these; the core only reads.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
+from typing import Any
 
 from kvctl.core.outcomes import Absence
 
@@ -39,6 +40,7 @@ class RankSample:
     at: float
     model: str = ""
     kv_usage_ratio: float | None = None  # 0..1 of capacity_tokens
+    usage_gauge: str = ""  # what the engine calls it; "": it has none
     running: int | None = None
     waiting: int | None = None
     waiting_for_capacity: int | None = None
@@ -55,10 +57,13 @@ class RankSample:
     started_at: float | None = None  # the engine's process_start_time_seconds (wall clock), to see restarts
     output_lengths: LengthHistogram | None = None
     unsupported: str | None = None  # a set-up in which the gauges mean something else
+    steps_total: float | None = None  # iterations of the engine, each a token to every running sequence
+    counts_at_end: bool = False  # the token totals move only when a request ends
+    usage_comparable: bool = True  # False: usage counts reservations, or lags; shown, not held against leases
     absent: Mapping[str, Absence] = field(default_factory=lambda: _NOTHING_ABSENT)
 
 
-_NEVER_FALL = ("generation_tokens_total", "prompt_tokens_total", "preemptions_total")
+_NEVER_FALL = ("generation_tokens_total", "prompt_tokens_total", "preemptions_total", "steps_total")
 
 
 def is_another_process(before: RankSample, after: RankSample) -> bool:
@@ -71,11 +76,48 @@ def is_another_process(before: RankSample, after: RankSample) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineInfo:
-    """What an engine says of itself apart from metrics (``/v1/models`` and the like)."""
+    """What an engine says of itself apart from metrics (``/v1/models`` and the like). None: it does not say.
 
+    Engines whose metrics page has no pool tell it here: ``rank_capacity_tokens`` of each of ``ranks``.
+    """
+
+    engine: str = ""  # the adapter that read it
     models: tuple[str, ...] = ()
     context_tokens: int | None = None  # max_model_len
     version: str | None = None
+    rank_capacity_tokens: int | None = None
+    capacity_exact: bool = False
+    block_size: int | None = None
+    ranks: int | None = None
+    max_num_seqs: int | None = None  # sequences at once, or requests that it takes at once, of all ranks
+    clamps_output: bool | None = None
+
+
+def together(parts: Sequence[EngineInfo]) -> EngineInfo:
+    """One description from several answers: of each field the first that says anything."""
+    found: dict[str, Any] = {}
+    for field_of in fields(EngineInfo):
+        values = [getattr(part, field_of.name) for part in parts]
+        found[field_of.name] = next((v for v in values if v not in (None, (), "", False)), values[-1])
+    return EngineInfo(**found)
+
+
+def with_pool(samples: Sequence[RankSample], info: EngineInfo) -> tuple[RankSample, ...]:
+    """Samples in which ``info`` tells the pool where the page does not; invented ones where there is no page."""
+    if info.rank_capacity_tokens is None:
+        return tuple(samples)
+    invented = [RankSample(rank=str(rank), at=0.0) for rank in range(info.ranks or 1)]
+    return tuple(
+        sample
+        if sample.capacity_tokens
+        else replace(
+            sample,
+            capacity_tokens=info.rank_capacity_tokens,
+            capacity_exact=info.capacity_exact,
+            block_size=sample.block_size or info.block_size,
+        )
+        for sample in samples or invented
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

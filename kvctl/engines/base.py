@@ -75,11 +75,40 @@ class PageError(ValueError):
 class Engine(Protocol):
     """An engine's adapter. All methods are pure."""
 
-    name: str
-    metrics_path: str
-    info_path: str
-    routes: tuple[Route, ...]
-    clamps_output: bool
+    @property
+    def name(self) -> str:
+        """What the setting ``engine`` calls it."""
+        ...
+
+    @property
+    def metrics_path(self) -> str:
+        """Where its Prometheus page is."""
+        ...
+
+    @property
+    def info_path(self) -> str:
+        """Where it describes itself, as a JSON object."""
+        ...
+
+    @property
+    def more_info_paths(self) -> tuple[str, ...]:
+        """Where it tells more of itself; what ``info_path`` says counts first."""
+        ...
+
+    @property
+    def routes(self) -> tuple[Route, ...]:
+        """All its routes; what is not among them is refused."""
+        ...
+
+    @property
+    def pins_ranks(self) -> bool:
+        """Whether the header X-data-parallel-rank sends a request to a rank, named as on its metrics page."""
+        ...
+
+    @property
+    def clamps_output(self) -> bool:
+        """Whether it shortens prompt and asked output to its context instead of refusing."""
+        ...
 
     def parse_metrics(self, page: str, at: float) -> list[RankSample]:
         """One sample per rank, never an empty list.
@@ -90,7 +119,7 @@ class Engine(Protocol):
         ...
 
     def parse_info(self, answer: Mapping[str, Any]) -> EngineInfo:
-        """What ``info_path`` answered. Unknown shapes give empty fields, never an exception."""
+        """What one of the info paths answered. Unknown shapes give empty fields, never an exception."""
         ...
 
     def default_output(self, route: Route) -> int | None:

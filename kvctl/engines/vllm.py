@@ -10,28 +10,17 @@ set-up is named unsupported; LoRA series, whose values are no counts (never read
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvctl.core.outcomes import Absence, SourceFault
-from kvctl.core.telemetry import EngineInfo, LengthHistogram, RankSample
-from kvctl.engines.base import PageError, Route
+from kvctl.core.telemetry import EngineInfo, RankSample
+from kvctl.engines.base import Form, PageError, Route
 from kvctl.engines.page import Page, Reading, read_page
-from kvctl.engines.values import count, counter, flag, known, lengths, ratio
+from kvctl.engines.series import Source, agreed, field_of, length_histogram, sample_of
+from kvctl.engines.values import count, counter, flag, ratio
 from kvctl.engines.vllm_pool import Pool, read_pool
 from kvctl.engines.vllm_routes import ROUTES
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Where a field of RankSample is found: the first of ``names`` that is on the page counts."""
-
-    field: str
-    names: tuple[str, ...]
-    read: Callable[[float], float | int | bool | Absence]
-    where: tuple[str, str] | None = None
-
 
 SOURCES = (
     # gpu_cache_usage_perc until 0.11, kv_cache_usage_perc since about 0.9.2; both in between
@@ -75,7 +64,9 @@ class VLLM:
     name = "vllm"
     metrics_path = "/metrics"
     info_path = "/v1/models"
+    more_info_paths: tuple[str, ...] = ()
     routes: tuple[Route, ...] = ROUTES
+    pins_ranks = True
     clamps_output = True  # 0.32 does; older releases refuse, which costs a needless forward and no wrong 400
 
     def parse_metrics(self, page: str, at: float) -> list[RankSample]:
@@ -93,11 +84,16 @@ class VLLM:
         models = [card for card in cards if isinstance(card, Mapping)] if isinstance(cards, list) else []
         names = tuple(card["id"] for card in models if isinstance(card.get("id"), str) and card["id"])
         contexts = {card.get("max_model_len") for card in models if _is_length(card.get("max_model_len"))}
-        return EngineInfo(models=names, context_tokens=contexts.pop() if len(contexts) == 1 else None)
+        return EngineInfo(
+            engine=self.name,
+            models=names,
+            context_tokens=contexts.pop() if len(contexts) == 1 else None,
+            clamps_output=self.clamps_output,
+        )
 
     def default_output(self, route: Route) -> int | None:
         """Completions stop after 16 tokens, everything else at the context's end."""
-        return 16 if route.name == "completions" else None
+        return 16 if route.form is Form.COMPLETION else None
 
 
 def _is_length(value: object) -> bool:
@@ -133,52 +129,23 @@ def _sample(rank: str, ranks: int, series: Mapping[str, list[Reading]], page: Pa
     mine = {name: _of_rank(readings, rank, ranks) for name, readings in series.items()}
     infos = mine[_INFO] or [reading for reading in series[_INFO] if not _rank_label(reading)]
     pool = read_pool([info.labels for info in infos if info.value == 1], ranks)
-    found: dict[str, Any] = {source.field: _field(source, mine) for source in SOURCES}
+    found: dict[str, Any] = {source.field: field_of(source, mine) for source in SOURCES}
     found |= {
         "block_size": pool.block_size,
         "capacity_tokens": pool.capacity_tokens,
         "prefix_caching": pool.prefix_caching,
-        "output_lengths": _output_lengths(mine[_LENGTHS]),
-        "started_at": _agreed(series[_STARTED], counter),
+        "output_lengths": length_histogram(mine[_LENGTHS]),
+        "started_at": agreed(series[_STARTED], counter),
+        "usage_gauge": next((mine[name][0].name for name in SOURCES[0].names if mine[name]), ""),
     }
-    return RankSample(
-        rank=rank,
-        at=at,
+    return sample_of(
+        rank,
+        at,
+        found,
         model=_model(mine),
         capacity_exact=pool.capacity_exact,
         unsupported=_unsupported(pool, page, mine, found),
-        absent={field: value for field, value in found.items() if isinstance(value, Absence)},
-        **{field: known(value) for field, value in found.items()},
     )
-
-
-def _field(source: Source, mine: Mapping[str, list[Reading]]) -> float | int | bool | Absence:
-    """The preferred name that is there speaks alone, even if what it says is no good."""
-    for name in source.names:
-        readings = mine[name]
-        if source.where is not None:
-            label, value = source.where
-            readings = [reading for reading in readings if reading.labels.get(label) == value]
-        if readings:
-            return _agreed(readings, source.read)
-    return Absence.MISSING
-
-
-def _agreed(
-    readings: Sequence[Reading], read: Callable[[float], float | int | bool | Absence]
-) -> float | int | bool | Absence:
-    """What all copies say; NOT_SUPPORTED where they contradict each other."""
-    values = {read(reading.value) for reading in readings}
-    if not values:
-        return Absence.MISSING
-    return values.pop() if len(values) == 1 else Absence.NOT_SUPPORTED
-
-
-def _output_lengths(buckets: Sequence[Reading]) -> LengthHistogram | Absence:
-    pairs = {(bucket.labels.get("le", ""), bucket.value) for bucket in buckets}
-    if len(pairs) > len({bound for bound, _ in pairs}):
-        return Absence.NOT_SUPPORTED
-    return lengths(list(pairs))
 
 
 def _model(mine: Mapping[str, list[Reading]]) -> str:

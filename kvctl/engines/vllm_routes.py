@@ -6,10 +6,28 @@ run beside the ledger. Routes that are not here are refused by the proxy.
 
 from kvctl.engines.base import Api, Form, Route, Treatment
 
-_GENERATE = {
-    "/v1/chat/completions": ("chat", Form.CHAT),
-    "/v1/completions": ("completions", Form.COMPLETION),
-}
+_GENERATE = (
+    ("/v1/chat/completions", "chat", Form.CHAT),
+    ("/v1/chat/completions/batch", "chat_batch", Form.CHAT_BATCH),
+    ("/v1/completions", "completions", Form.COMPLETION),
+    ("/v1/responses", "responses", Form.RESPONSES),
+    ("/v1/messages", "messages", Form.MESSAGES),
+    ("/inference/v1/generate", "generate", Form.VLLM_GENERATE),
+    ("/invocations", "invocations", Form.INVOCATIONS),
+    ("/v1/audio/transcriptions", "transcriptions", Form.AUDIO),
+    ("/v1/audio/translations", "translations", Form.AUDIO),
+    # prompts only: nothing is generated, or one token that labels them
+    ("/v1/embeddings", "embeddings", Form.EMBED),
+    ("/v2/embed", "embeddings", Form.EMBED),
+    ("/pooling", "pooling", Form.EMBED),
+    ("/classify", "classify", Form.EMBED),
+    ("/score", "score", Form.SCORE),
+    ("/v1/score", "score", Form.SCORE),
+    ("/generative_scoring", "generative_scoring", Form.SCORE),
+    ("/rerank", "rerank", Form.RERANK),
+    ("/v1/rerank", "rerank", Form.RERANK),
+    ("/v2/rerank", "rerank", Form.RERANK),
+)
 
 _PASS = (
     ("GET", "/v1/models", "models"),
@@ -27,34 +45,19 @@ _PASS = (
     ("POST", "/v1/completions/render", "render"),
     ("POST", "/v1/messages/render", "render"),
     ("POST", "/v1/responses/render", "render"),
+    ("GET", "/v1/responses/*", "responses_stored"),
+    ("POST", "/v1/responses/*", "responses_stored"),  # /cancel
 )
 
 _CHAT = "kvctl does not meter this route; use /v1/chat/completions"
-_COMPLETIONS = "kvctl does not meter this route; use /v1/completions"
-_UNMETERED = "kvctl does not meter this route; the operator may list it in routes.pass"
+_SOCKET = "kvctl relays no WebSocket: a session's use of the KV cache has no bound; use the HTTP routes"
+_DECISIONS = "kvctl does not meter this route; the operator may list it in routes.pass"
 
 _REFUSE = (
-    ("*", "/v1/chat/completions/batch", "chat_batch", Api.OPENAI, _CHAT),
-    ("*", "/v1/responses", "responses", Api.OPENAI, _CHAT),
-    ("*", "/v1/responses/*", "responses", Api.OPENAI, _CHAT),
-    ("*", "/v1/messages", "messages", Api.ANTHROPIC, _CHAT),
-    ("*", "/cohere/v2/chat", "cohere_chat", Api.OPENAI, _CHAT),
-    ("*", "/invocations", "invocations", Api.OPENAI, _COMPLETIONS),
-    ("*", "/inference/v1/generate", "generate", Api.OPENAI, _COMPLETIONS),
-    ("*", "/v1/audio/transcriptions", "transcriptions", Api.OPENAI, _UNMETERED),
-    ("*", "/v1/audio/translations", "translations", Api.OPENAI, _UNMETERED),
-    ("*", "/v1/realtime", "realtime", Api.OPENAI, _UNMETERED),
-    ("*", "/v1/embeddings", "embeddings", Api.OPENAI, _UNMETERED),
-    ("*", "/v2/embed", "embeddings", Api.OPENAI, _UNMETERED),
-    ("*", "/pooling", "pooling", Api.OPENAI, _UNMETERED),
-    ("*", "/classify", "classify", Api.OPENAI, _UNMETERED),
-    ("*", "/score", "score", Api.OPENAI, _UNMETERED),
-    ("*", "/v1/score", "score", Api.OPENAI, _UNMETERED),
-    ("*", "/rerank", "rerank", Api.OPENAI, _UNMETERED),
-    ("*", "/v1/rerank", "rerank", Api.OPENAI, _UNMETERED),
-    ("*", "/v2/rerank", "rerank", Api.OPENAI, _UNMETERED),
-    ("*", "/generative_scoring", "generative_scoring", Api.OPENAI, _UNMETERED),
-    ("*", "/v1/systemone", "structured_decisions", Api.OPENAI, _UNMETERED),
+    ("*", "/cohere/v2/chat", "cohere_chat", _CHAT),
+    ("*", "/v1/responses/compact", "responses", _CHAT),  # generates, though it is under a passed prefix
+    ("*", "/v1/realtime", "realtime", _SOCKET),
+    ("*", "/v1/systemone", "structured_decisions", _DECISIONS),
 )
 
 _ADMIN_HINT = "engine administration; the operator may list it in routes.admin_pass"
@@ -97,13 +100,20 @@ _ADMIN = (
 
 ROUTES: tuple[Route, ...] = (
     *(
-        Route(method="POST", path=path, name=name, treatment=Treatment.GENERATE, form=form)
-        for path, (name, form) in _GENERATE.items()
+        Route(
+            method="POST",
+            path=path,
+            name=name,
+            treatment=Treatment.GENERATE,
+            api=Api.ANTHROPIC if form is Form.MESSAGES else Api.OPENAI,
+            form=form,
+        )
+        for path, name, form in _GENERATE
     ),
     *(Route(method=method, path=path, name=name, treatment=Treatment.PASS) for method, path, name in _PASS),
     *(
-        Route(method=method, path=path, name=name, treatment=Treatment.REFUSE, api=api, hint=hint)
-        for method, path, name, api, hint in _REFUSE
+        Route(method=method, path=path, name=name, treatment=Treatment.REFUSE, hint=hint)
+        for method, path, name, hint in _REFUSE
     ),
     *(
         Route(method="*", path=path, name="admin", treatment=Treatment.REFUSE, admin=True, hint=_ADMIN_HINT)

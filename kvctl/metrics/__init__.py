@@ -2,6 +2,6 @@
 
 from kvctl.metrics.catalog import CATALOG, Kind, Spec
 from kvctl.metrics.page import CONTENT_TYPE, Metrics
-from kvctl.metrics.views import SourceView
+from kvctl.metrics.views import ConfigView, SourceView
 
-__all__ = ["CATALOG", "CONTENT_TYPE", "Kind", "Metrics", "SourceView", "Spec"]
+__all__ = ["CATALOG", "CONTENT_TYPE", "ConfigView", "Kind", "Metrics", "SourceView", "Spec"]

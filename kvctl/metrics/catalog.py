@@ -3,7 +3,8 @@
 The page, docs/metrics.md and the dashboards are made from this table, so a name that is not here is
 nowhere. Names begin with ``kvctl_``, units are base units, counters end in ``_total``, shares are ratios.
 Law 9: label values are the words of kvctl.core.outcomes wherever there is one, and each is present from
-the start, at 0. Only ``engine``, ``rank``, ``gpu`` and ``route`` take values that the site decides.
+the start, at 0. Only ``engine``, ``rank``, ``gpu``, ``route`` and ``tenant`` take values that the site
+decides.
 """
 
 from collections.abc import Mapping
@@ -13,12 +14,14 @@ from enum import StrEnum
 from kvctl.core.outcomes import (
     BudgetReason,
     CapacitySource,
+    ChoiceReason,
     Decision,
     EndReason,
     EngineState,
     Limit,
     Policy,
     Pressure,
+    Priority,
     ProxyFault,
     RejectReason,
 )
@@ -51,7 +54,7 @@ OPEN: tuple[str, ...] = ()
 OTHER = "other"
 
 SOURCES = ("nvml", "engine_metrics")
-MODES = ("active", "draining")
+MODES = ("active", "draining", "bypass")
 OUTCOMES = (
     *EndReason,
     Decision.REJECT_LATER,
@@ -139,8 +142,23 @@ _BUDGET = (
     _gauge("kvctl_held_tokens", "KV tokens that the leases hold now, by the ledger.", _ENGINE),
     _gauge("kvctl_claimed_tokens", "Worst-case KV tokens of the leases.", _ENGINE),
     _gauge(
+        "kvctl_forecast_exceeded_ratio",
+        "Share of looks at which leases held more than the forecast's bound 64 decode steps before.",
+        _ENGINE,
+    ),
+    _gauge(
+        "kvctl_forecast_error_ratio",
+        "What leases held against the forecast's mean 64 decode steps before: above it, or below (negative).",
+        _ENGINE,
+    ),
+    _gauge(
         "kvctl_unattributed_tokens",
         "KV tokens in use on the engine that no lease explains: traffic past the gate.",
+        _ENGINE,
+    ),
+    _gauge(
+        "kvctl_shared_prefix_tokens",
+        "KV tokens that the leases hold together less than each for itself: common beginnings counted once.",
         _ENGINE,
     ),
     _gauge("kvctl_leases", "Requests admitted and not ended.", _ENGINE),
@@ -190,9 +208,53 @@ _ADMISSION = (
     ),
     _counter("kvctl_admissions_total", "Requests that the gate let in.", _ENGINE),
     _counter(
+        "kvctl_choices_total",
+        "Requests that were sent to this engine's gate of several, by why to this one.",
+        {**_ENGINE, "reason": tuple(ChoiceReason)},
+    ),
+    _counter(
         "kvctl_rejections_total",
         "Requests that the gate refused, by why.",
         {**_ENGINE, "reason": tuple(RejectReason)},
+    ),
+    _counter(
+        "kvctl_shadow_rejections_total",
+        "Requests let in that would have been refused were decisions enforced on them, by why.",
+        {**_ENGINE, "reason": tuple(RejectReason)},
+    ),
+    _gauge("kvctl_enforce_ratio", "Share of the requests on which decisions are enforced.", _ENGINE),
+    _gauge(
+        "kvctl_accept_ratio",
+        "Share of the requests of the last seconds that was let in; absent while nobody asked.",
+        _ENGINE,
+    ),
+    _counter(
+        "kvctl_queued_total",
+        "Requests that began to wait, by what stood in their way.",
+        {**_ENGINE, "reason": tuple(RejectReason)},
+    ),
+    _gauge("kvctl_queue_requests", "Requests that wait.", {**_ENGINE, "priority": tuple(Priority)}),
+    _gauge("kvctl_queue_bytes", "Bodies held of requests that wait.", _ENGINE),
+    _histogram(
+        "kvctl_queue_wait_seconds",
+        "Time in the queue, whatever became of the request.",
+        LATENCY_SECONDS,
+        {**_ENGINE, "priority": tuple(Priority)},
+    ),
+    _counter(
+        "kvctl_tenant_decisions_total",
+        "Decisions by tenant: the first twenty of the settings by name, the rest as other.",
+        {**_ENGINE, "tenant": OPEN, "decision": (Decision.ADMIT, Decision.REJECT_LATER)},
+    ),
+    _gauge(
+        "kvctl_tenant_in_flight_tokens",
+        "KV tokens that the tenant's requests in flight are charged.",
+        {**_ENGINE, "tenant": OPEN},
+    ),
+    _gauge(
+        "kvctl_tenant_used_token_seconds",
+        "KV tokens x seconds that the tenant used of late, divided by its weight.",
+        {**_ENGINE, "tenant": OPEN},
     ),
     _counter(
         "kvctl_leases_ended_total", "Leases that ended, by how.", {**_ENGINE, "reason": tuple(EndReason)}
@@ -318,6 +380,9 @@ _DAEMON = (
         "Unix time when the override ends; absent without one.",
         {"knob": tuple(Knob)},
     ),
+    _gauge("kvctl_config_reload_success", "1 if the last reload of the settings went well."),
+    _gauge("kvctl_config_revision", "Counts the reloads that changed something, from 1 at the start."),
+    _counter("kvctl_decision_log_dropped_total", "Records that did not get into the decision log's file."),
     _gauge("kvctl_mode", "1 for the mode that the gate is in.", {**_ENGINE, "mode": MODES}),
     _gauge("kvctl_policy", "1 for the policy in force.", {**_ENGINE, "policy": tuple(Policy)}),
     _gauge("kvctl_build_info", "1; which kvctl it is.", {"version": OPEN, "python": OPEN}),

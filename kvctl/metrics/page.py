@@ -18,21 +18,25 @@ from kvctl.core.events import (
     Command,
     EngineRestarted,
     LeaseEnded,
+    LeftQueue,
+    Queued,
     Reject,
     StateChanged,
 )
 from kvctl.core.ledger import EndedLease
-from kvctl.core.outcomes import EndReason, ProxyFault
+from kvctl.core.outcomes import ChoiceReason, Decision, EndReason, Priority, ProxyFault
 from kvctl.core.overrides import Override
 from kvctl.core.status import GateStatus
 from kvctl.gpu.base import GpuReading
 from kvctl.metrics.catalog import CATALOG, OTHER, SOURCES, Kind
 from kvctl.metrics.instruments import Counter, Histogram
 from kvctl.metrics.views import (
+    ConfigView,
     CountingView,
     Row,
     SourceView,
     of_card,
+    of_config,
     of_counting,
     of_engine,
     of_overrides,
@@ -49,6 +53,7 @@ _SNAPSHOT = frozenset(
         "kvctl_engine_preemptions_total",
         "kvctl_gpu_ecc_uncorrected_errors_total",
         "kvctl_token_count_fallbacks_total",
+        "kvctl_decision_log_dropped_total",
     }
 )  # counted elsewhere, shown here
 
@@ -78,6 +83,8 @@ class Metrics:
     ) -> None:
         self.gpu: Callable[[], GpuReading | None] = lambda: None
         self.overrides: Callable[[], Iterable[Override]] = tuple
+        self.config: Callable[[], ConfigView] = ConfigView
+        self.decisions_dropped: Callable[[], int] = int
         self.counting: CountingView | None = None
         self.sources: dict[str, Callable[[], SourceView]] = {}
         self._engines: dict[str, Callable[[], GateStatus]] = {}
@@ -118,7 +125,11 @@ class Metrics:
         """Count a command of the engine's gate."""
         match command:
             case Admit():
-                self._counters["kvctl_admissions_total"].add(engine)
+                self._admitted(engine, command)
+            case Queued():
+                self._counters["kvctl_queued_total"].add(engine, command.reason)
+            case LeftQueue():
+                self._waited(engine, command.priority, command.waited_s)
             case Reject():
                 self._rejected(engine, command)
             case LeaseEnded():
@@ -171,6 +182,10 @@ class Metrics:
         """Something went wrong on the data plane."""
         self._counters["kvctl_proxy_faults_total"].add(word)
 
+    def chosen(self, engine: str, reason: ChoiceReason) -> None:
+        """A request was sent to one of several gates."""
+        self._counters["kvctl_choices_total"].add(engine, reason)
+
     def client_gone(self, phase: str) -> None:
         """A client left. ``phase`` is of ``catalog.DISCONNECT_PHASES``."""
         name = "kvctl_client_disconnects_total"
@@ -178,7 +193,24 @@ class Metrics:
 
     # --- commands of the gate ---
 
+    def _admitted(self, engine: str, command: Admit) -> None:
+        self._counters["kvctl_admissions_total"].add(engine)
+        if command.shadow is not None:
+            self._counters["kvctl_shadow_rejections_total"].add(engine, command.shadow)
+        self._waited(engine, command.priority, command.waited_s)
+        self._of_tenant(engine, command.tenant, Decision.ADMIT)
+
+    def _waited(self, engine: str, priority: Priority, waited_s: float | None) -> None:
+        if waited_s is not None:
+            self._histograms["kvctl_queue_wait_seconds"].observe(waited_s, engine, priority)
+
+    def _of_tenant(self, engine: str, tenant: str, decision: Decision) -> None:
+        if tenant:
+            self._counters["kvctl_tenant_decisions_total"].add(engine, tenant, decision)
+
     def _rejected(self, engine: str, command: Reject) -> None:
+        self._waited(engine, command.priority, command.waited_s)
+        self._of_tenant(engine, command.tenant, Decision.REJECT_LATER)
         self._counters["kvctl_rejections_total"].add(engine, command.reason)
         if command.retry_after_s is not None:
             self._histograms["kvctl_retry_after_seconds"].observe(command.retry_after_s, engine)
@@ -214,6 +246,8 @@ class Metrics:
         if self.counting is not None:
             yield from of_counting(self.counting)
         yield from of_overrides(self.overrides())
+        yield from of_config(self.config())
+        yield "kvctl_decision_log_dropped_total", (), float(self.decisions_dropped())
 
     def families(self) -> Iterator[Metric]:
         """Every metric of the catalog, in its order."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from kvctl.core.outcomes import CapacitySource, EngineState, Limit, Policy, Pressure
+from kvctl.core.outcomes import CapacitySource, EngineState, Limit, Policy, Pressure, Priority
 from kvctl.core.overrides import Knob, Override
 from kvctl.core.status import GateStatus, RankStatus
 from kvctl.core.telemetry import GpuSample
@@ -57,7 +57,10 @@ _OF_GATE: Mapping[str, Callable[[GateStatus], float | None]] = {
     "kvctl_forecast_peak_tokens": lambda s: s.forecast_peak_tokens,
     "kvctl_held_tokens": lambda s: s.held_tokens,
     "kvctl_claimed_tokens": lambda s: s.claimed_tokens,
+    "kvctl_forecast_exceeded_ratio": lambda s: s.forecast_exceeded_ratio,
+    "kvctl_forecast_error_ratio": lambda s: s.forecast_error_ratio,
     "kvctl_unattributed_tokens": lambda s: s.unattributed_tokens,
+    "kvctl_shared_prefix_tokens": lambda s: s.shared_prefix_tokens,
     "kvctl_leases": lambda s: s.leases,
     "kvctl_margin_ratio": lambda s: s.margin_ratio,
     "kvctl_prefill_backlog_tokens": lambda s: s.guards.prefill_backlog_tokens,
@@ -66,6 +69,9 @@ _OF_GATE: Mapping[str, Callable[[GateStatus], float | None]] = {
     "kvctl_slot_limit_sequences": lambda s: s.guards.slots,
     "kvctl_drain_rate_tokens_per_second": lambda s: s.drain_rate_tokens_per_s,
     "kvctl_context_tokens": lambda s: s.context_tokens,
+    "kvctl_enforce_ratio": lambda s: s.enforce_ratio,
+    "kvctl_accept_ratio": lambda s: s.accept_ratio,
+    "kvctl_queue_bytes": lambda s: 0 if s.queue is None else s.queue.bytes,
 }
 
 _OF_RANK: Mapping[str, Callable[[RankStatus], float | None]] = {
@@ -92,12 +98,18 @@ def of_engine(engine: str, status: GateStatus) -> Iterator[Row]:
     yield from _read(_OF_GATE, status, engine)
     for term in Pressure:
         yield "kvctl_pressure_ratio", (engine, term), status.pressure.get(term, 1.0)
-    mode = MODES[1] if status.draining else MODES[0]
+    mode = "draining" if status.draining else "bypass" if status.enforce_ratio == 0.0 else "active"
     yield from _one_of("kvctl_engine_state", status.state, EngineState, engine)
     yield from _one_of("kvctl_capacity_source", status.capacity_source, CapacitySource, engine)
     yield from _one_of("kvctl_binding_limit", status.binding_limit, Limit, engine)
     yield from _one_of("kvctl_policy", status.policy, Policy, engine)
     yield from _one_of("kvctl_mode", mode, MODES, engine)
+    for priority in Priority:
+        waiting = 0 if status.queue is None else status.queue.waiting[priority]
+        yield "kvctl_queue_requests", (engine, priority), float(waiting)
+    for tenant in status.tenants:
+        yield "kvctl_tenant_in_flight_tokens", (engine, tenant.tenant), tenant.in_flight_tokens
+        yield "kvctl_tenant_used_token_seconds", (engine, tenant.tenant), tenant.used_token_seconds
     for rank in status.ranks:
         yield from _read(_OF_RANK, rank, engine, rank.rank)
 
@@ -138,6 +150,20 @@ def of_overrides(overrides: Iterable[Override]) -> Iterator[Row]:
         yield "kvctl_override_active", (knob,), float(knob in expiry)
         if knob in expiry:
             yield "kvctl_override_expiry_timestamp_seconds", (knob,), expiry[knob]
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigView:
+    """How the settings stand."""
+
+    revision: int = 1
+    reloaded_well: bool = True
+
+
+def of_config(view: ConfigView) -> Iterator[Row]:
+    """Rows of the settings' state."""
+    yield "kvctl_config_reload_success", (), float(view.reloaded_well)
+    yield "kvctl_config_revision", (), float(view.revision)
 
 
 def _read(table: Mapping[str, Callable[[T], float | None]], thing: T, *labels: str) -> Iterator[Row]:

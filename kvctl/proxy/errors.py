@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvctl.core.events import Reject
-from kvctl.core.outcomes import Decision, RejectReason
-from kvctl.engines.base import Api
+from kvctl.core.outcomes import TENANT_LIMITS, Decision, RejectReason
+from kvctl.engines.base import Api, Form
 from kvctl.proxy.limits import BadRequest
 
 _JSON = ("Content-Type", "application/json")
@@ -99,30 +99,54 @@ _UNAVAILABLE = {
     RejectReason.GPU_FAULT: "a GPU of this engine is lost or reports a fatal error",
     RejectReason.DRAINING: "this server is being drained and takes no new requests",
 }
+_ROOM = "The engine has room for this request's KV cache, but "
 _OTHER_LIMITS = {
-    RejectReason.PREFILL_BACKLOG: "prompts that came before it would keep it waiting too long",
-    RejectReason.DECODE_CONCURRENCY: "with one more request all answers would come too slowly",
-    RejectReason.SEQUENCE_SLOTS: "it runs as many requests at once as it can",
+    RejectReason.PREFILL_BACKLOG: f"{_ROOM}prompts that came before it would keep it waiting too long.",
+    RejectReason.DECODE_CONCURRENCY: f"{_ROOM}with one more request all answers would come too slowly.",
+    RejectReason.SEQUENCE_SLOTS: f"{_ROOM}it runs as many requests at once as it can.",
+    RejectReason.QUEUE_AHEAD: f"{_ROOM}others wait that came before it, and it would delay them.",
+    RejectReason.QUEUE_DEADLINE: "This request waited for its turn, and the turn did not come in time.",
+    RejectReason.TENANT_SHARE: f"{_ROOM}that room is owed to callers who had less than their share.",
+    RejectReason.TENANT_TOKENS_IN_FLIGHT: (
+        "The requests that you have running hold as many KV tokens as you may hold at once."
+    ),
+    RejectReason.TENANT_REQUESTS_PER_MINUTE: "You have sent as many requests this minute as you may.",
+    RejectReason.TENANT_TOKENS_PER_MINUTE: "You have asked for as many tokens this minute as you may.",
 }
 _LIMIT_NAME = {
     RejectReason.CONTEXT: "the model's context length",
     RejectReason.MAX_CONTEXT: "the context cap that this server's operator set",
     RejectReason.CAPACITY: "the whole KV cache of this server",
 }
-_OUTPUT_FIELD = {Api.OPENAI: "max_tokens", Api.ANTHROPIC: "max_tokens", Api.TGI: "max_new_tokens"}
+_OUTPUT_FIELD = {
+    Form.RESPONSES: "max_output_tokens",
+    Form.VLLM_GENERATE: "sampling_params.max_tokens",
+    Form.SGLANG_GENERATE: "sampling_params.max_new_tokens",
+    Form.PLAIN_GENERATE: "max_new_tokens",
+    Form.LLAMACPP_COMPLETION: "n_predict",
+}
+"""What the caller's limit is called, where not ``max_tokens`` (``max_new_tokens`` in TGI's format)."""
 
 
 def refusal(
-    api: Api, reject: Reject, overload_status: int = 429, *, retry_after_max_s: float = 60.0
+    api: Api,
+    reject: Reject,
+    overload_status: int = 429,
+    *,
+    retry_after_max_s: float = 60.0,
+    form: Form = Form.OTHER,
 ) -> Answer:
-    """The answer to a request that the gate did not admit.
+    """The answer to a request that the gate did not admit. ``form``: of its body.
 
-    ``overload_status`` replaces 429 where a load balancer retries on another status only (503, 529).
+    ``overload_status`` replaces 429 where a load balancer retries on another status only (503, 529); a
+    limit of the caller's own is 429 always: another replica would say the same.
     """
     headers = _reason_headers(reject)
     if reject.decision is Decision.REJECT_NEVER:
-        return _answer(api, _never(api, reject), *headers, _NO_RETRY)
-    status = overload_status if reject.decision is Decision.REJECT_LATER else 503
+        return _answer(api, _never(api, form, reject), *headers, _NO_RETRY)
+    own_limit = reject.reason in TENANT_LIMITS
+    later_status = 429 if own_limit else overload_status
+    status = later_status if reject.decision is Decision.REJECT_LATER else 503
     wait_s = _bounded_wait(reject.retry_after_s, retry_after_max_s)
     later = ("Retry-After", str(math.ceil(wait_s))), ("retry-after-ms", str(math.ceil(wait_s * 1000)))
     message = (
@@ -132,7 +156,7 @@ def refusal(
         status=status,
         message=message,
         type="rate_limit_error" if status == 429 else "service_unavailable_error",
-        code=reject.reason.value,
+        code="tenant_budget_exceeded" if own_limit else reject.reason.value,
         request_id=reject.request_id,
     )
     return _answer(api, fault, *headers, *later)
@@ -152,8 +176,8 @@ def _bounded_wait(seconds: float | None, most: float) -> float:
     return min(max(seconds, 0.001), most)
 
 
-def _never(api: Api, reject: Reject) -> _Fault:
-    field = _OUTPUT_FIELD[api]
+def _never(api: Api, form: Form, reject: Reject) -> _Fault:
+    field = _OUTPUT_FIELD.get(form, "max_new_tokens" if api is Api.TGI else "max_tokens")
     limit = "its limit" if reject.limit_tokens is None else f"{reject.limit_tokens} tokens"
     what = (
         f"This request can never be served: it needs {reject.needed_tokens} tokens "
@@ -177,8 +201,7 @@ def _busy(reject: Reject, wait_s: float) -> str:
     room = "unknown" if reject.headroom_tokens is None else str(max(reject.headroom_tokens, 0))
     counts = f"it needs up to {reject.needed_tokens} KV tokens and {room} are free now"
     if reject.reason in _OTHER_LIMITS:
-        happened = f"The engine has room for this request's KV cache, but {_OTHER_LIMITS[reject.reason]}."
-        return f"{happened} Nothing was generated. Retry in {wait_s:.1f} s."
+        return f"{_OTHER_LIMITS[reject.reason]} Nothing was generated. Retry in {wait_s:.1f} s."
     if reject.reason is RejectReason.TOO_LARGE_NOW:
         happened = (
             f"This request is larger than the KV budget and runs only when nothing else does: {counts}."

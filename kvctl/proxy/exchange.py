@@ -7,6 +7,7 @@ from kvctl.proxy.cors import Origins
 from kvctl.proxy.errors import Answer
 from kvctl.proxy.flow import Relayed
 from kvctl.proxy.relay import Written, write_answer
+from kvctl.proxy.response import Headers
 from kvctl.proxy.routes import Match
 from kvctl.proxy.seams import Served
 
@@ -20,7 +21,7 @@ class Exchange:
     """
 
     __slots__ = (
-        "_origins", "arrived", "end", "id", "lease_id", "match", "prompt_tokens",
+        "_origins", "arrived", "end", "engine", "extra", "id", "lease_id", "match", "prompt_tokens",
         "reject", "relayed", "request", "status", "stream",
     )  # fmt: skip
 
@@ -34,6 +35,8 @@ class Exchange:
         self.id = _usable_id(request.headers.get("X-Request-Id")) or lease_id
         self.arrived = arrived
         self.status = 0
+        self.engine: str | None = None
+        self.extra: Headers = []  # what kvctl adds to the engine's headers
         self.stream = False
         self.prompt_tokens: int | None = None
         self.relayed: Relayed | None = None
@@ -64,6 +67,7 @@ class Exchange:
             output_tokens=None if relayed is None else relayed.output_tokens,
             reject=self.reject,
             end=self.end,
+            engine=self.engine,
         )
 
 

@@ -5,6 +5,7 @@ at the moment when the engine's part is over, whatever the client still has to r
 """
 
 import asyncio
+import re
 from collections.abc import Callable
 
 from kvctl import logs
@@ -15,6 +16,9 @@ from kvctl.proxy.response import Response, UpstreamError, UpstreamTimeoutError
 from kvctl.proxy.sniffer import Findings, NoSniffer, Sniffer, sniffer_for
 
 log = logs.get("proxy")
+
+_ID_WITHIN = 4096  # bytes from the start of an answer
+_RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp_[!#-\[\]-~]{1,200})"')
 
 
 class Relayed:
@@ -52,16 +56,40 @@ class Relayed:
             self.stream.finish()
 
 
+class IdWatch:
+    """Looks for the id of a stored response in the first bytes of an answer, and tells it once."""
+
+    __slots__ = ("_head", "_tell")
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+        self._head = b""
+
+    def feed(self, data: bytes) -> "IdWatch | None":
+        """More of the body; None: there is nothing more to look for."""
+        self._head += data[:_ID_WITHIN]
+        found = _RESPONSE_ID.search(self._head)
+        if found is not None:
+            self._tell(found[1].decode())
+        return self if found is None and len(self._head) < _ID_WITHIN else None
+
+
 class Metered(Relayed):
     """A generation's answer: its tokens are counted on the side, and its lease ends with it."""
 
-    __slots__ = ("_lease", "_sniffer", "end")
+    __slots__ = ("_lease", "_sniffer", "_watch", "end")
 
     def __init__(
-        self, response: Response, stream: ClientStream, clock: Callable[[], float], lease: LeaseHandle
+        self,
+        response: Response,
+        stream: ClientStream,
+        clock: Callable[[], float],
+        lease: LeaseHandle,
+        watch: IdWatch | None = None,
     ) -> None:
         super().__init__(response, stream, clock)
         self._lease = lease
+        self._watch = watch
         self._sniffer = _sniffer_of(response)
         self.end: EndReason | None = None
         if response.status >= 400:
@@ -81,6 +109,8 @@ class Metered(Relayed):
     def data(self, data: bytes) -> None:
         """More of the body: first to the client, then to the books."""
         super().data(data)
+        if self._watch is not None:
+            self._watch = self._watch.feed(data)
         try:
             tokens = self._sniffer.feed(data)
             if tokens:

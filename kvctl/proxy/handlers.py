@@ -8,7 +8,7 @@ Law 5: bytes pass unchanged: the original body goes up, the engine's answer come
 import asyncio
 import json
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 
 from aiohttp import web
@@ -16,27 +16,27 @@ from aiohttp import web
 from kvctl import logs
 from kvctl.control.gatekeeper import LeaseHandle
 from kvctl.core.events import Reject
-from kvctl.core.outcomes import EndReason, ProxyFault
-from kvctl.engines.base import Route
-from kvctl.proxy import errors, headers
-from kvctl.proxy.bodies import Parsed
-from kvctl.proxy.cors import Origins
+from kvctl.core.outcomes import ChoiceReason, EndReason, ProxyFault
+from kvctl.engines.base import Form
+from kvctl.proxy import errors
+from kvctl.proxy.carrying import Carrier, tell
+from kvctl.proxy.dispatch import Dispatch, Way
 from kvctl.proxy.errors import Answer
 from kvctl.proxy.exchange import Exchange
-from kvctl.proxy.flow import Flight, Metered, Relayed
+from kvctl.proxy.flow import Flight, IdWatch, Metered
 from kvctl.proxy.intake import AnswerError, ClientGoneError, Hold, Intake
 from kvctl.proxy.limits import BadRequest
-from kvctl.proxy.relay import ClientStalledError, ClientStream, Written, sever
-from kvctl.proxy.response import ConnectError, Response, UpstreamError, UpstreamTimeoutError
-from kvctl.proxy.routes import HEALTHZ, Action, Match, Router
+from kvctl.proxy.passing import Passing, not_served
+from kvctl.proxy.planning import Plan, Planner, Reading
+from kvctl.proxy.relay import ClientStalledError, Written, sever
+from kvctl.proxy.response import ConnectError, UpstreamError, UpstreamTimeoutError
+from kvctl.proxy.routes import HEALTHZ, Action
 from kvctl.proxy.seams import Backend, ProxyConfig, ProxyMetrics, Readiness
 
 log = logs.get("proxy")
 
 _JSON = ("Content-Type", "application/json")
-_BODYLESS = frozenset({"GET", "HEAD", "OPTIONS"})
 _CUT = "the server is shutting down; this answer was cut off and is not complete"
-_BROKE = "the connection to the engine broke; this answer is not complete"
 
 
 class Handler:
@@ -44,37 +44,32 @@ class Handler:
 
     def __init__(
         self,
-        backend: Backend,
+        backends: Sequence[Backend],
         config: ProxyConfig,
         metrics: ProxyMetrics,
         ready: Readiness,
         clock: Callable[[], float],
     ) -> None:
-        self._backend = backend
         self._config = config
         self._metrics = metrics
         self._ready = ready
         self._clock = clock
-        self._router = Router(
-            backend.engine.routes,
-            opened=config.opened,
-            admin_opened=config.admin_opened,
-            base_path=config.base_path,
-        )
+        self._ways = Dispatch(backends, clock)
+        self._planner = Planner(self._ways, config)
+        self._carrier = Carrier(config, metrics, clock)
         self.intake = Intake(config, metrics)
+        self._passing = Passing(self._ways, self._planner, self._carrier, self.intake)
         self.flights: set[Flight] = set()
         self.idle = asyncio.Event()  # no admitted request is in course
         self.idle.set()
-        self._origins = Origins()
-        self._pass_slots = asyncio.Semaphore(config.tokenize_concurrency)
         self._prefix = secrets.token_hex(6)
         self._numbers = count(1)
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer ``request``, whatever happens."""
-        match = self._router.match(request.method, request.raw_path)
+        match = self._planner.match(request.method, request.raw_path)
         lease_id = f"{self._prefix}-{next(self._numbers):x}"
-        exchange = Exchange(request, match, lease_id, self._clock(), self._origins)
+        exchange = Exchange(request, match, lease_id, self._clock(), self._carrier.origins)
         try:
             return await self._dispatch(exchange)
         except AnswerError as error:
@@ -94,13 +89,15 @@ class Handler:
 
     async def _dispatch(self, exchange: Exchange) -> web.StreamResponse:
         match = exchange.match
+        if match.action is not Action.OWN and (stranger := self._config.tenancy.judge(exchange.request)):
+            return exchange.answer(errors.bad_request(match.api, stranger))
         if match.action is Action.GENERATE and match.route is not None:
-            return await self._generate(exchange, match.route)
+            return await self._generate(exchange)
         if match.action is Action.PASS:
-            return await self._pass(exchange)
+            return await self._passing.serve(exchange)
         if match.action is Action.OWN:
             return exchange.answer(self._health() if match.route is HEALTHZ else self._readiness())
-        return exchange.answer(_not_served(match))
+        return exchange.answer(not_served(match))
 
     async def _after_defect(self, exchange: Exchange) -> Written:
         if exchange.request.writer.output_size:
@@ -122,75 +119,86 @@ class Handler:
             200 if ready else 503, (_JSON,), json.dumps({"ready": ready, "reason": reason}).encode()
         )
 
-    # --- passed routes ------------------------------------------------------------------------------
-
-    async def _pass(self, exchange: Exchange) -> web.StreamResponse:
-        request = exchange.request
-        with self.intake.hold() as hold:
-            if request.body_exists or request.method not in _BODYLESS:
-                await self.intake.read(request, exchange.match.api, hold)
-            if request.method != "POST":
-                return await self._passed(exchange, hold)
-            async with self._pass_slots:
-                return await self._passed(exchange, hold)
-
-    async def _passed(self, exchange: Exchange, hold: Hold) -> web.StreamResponse:
-        response = None
-        try:
-            response = await self._ask(exchange, hold)
-            exchange.relayed = Relayed(response, self._stream(exchange, response), self._clock)
-            return await self._relay(exchange, exchange.relayed)
-        except UpstreamError as error:
-            return exchange.answer(self._upstream_failed(exchange, error))
-        except ClientStalledError:
-            return await self._stalled(exchange)
-        finally:
-            if response is not None:
-                response.abort()
-
     # --- generation ---------------------------------------------------------------------------------
 
-    async def _generate(self, exchange: Exchange, route: Route) -> web.StreamResponse:
+    async def _generate(self, exchange: Exchange) -> web.StreamResponse:
         with self.intake.hold() as hold:
-            body = await self.intake.read(exchange.request, route.api, hold)
-            parsed = await self._backend.reader.read(route, exchange.request.headers, body)
-            del body  # ``hold`` lets it go once the engine has it
-            if isinstance(parsed, BadRequest):
-                return exchange.answer(errors.bad_request(route.api, parsed))
-            verdict = await self._admit(exchange, parsed)
+            body = await self.intake.read(exchange.request, exchange.match.api, hold)
+            plan = await self._planner.plan(exchange.request, exchange.match, body)
+            del body  # ``hold`` lets it go once an engine has it
+            if isinstance(plan, BadRequest):
+                return exchange.answer(errors.bad_request(exchange.match.api, plan))
+            return await self._serve(exchange, plan, hold)
+
+    async def _serve(self, exchange: Exchange, plan: Plan, hold: Hold) -> web.StreamResponse:
+        """Admit and run; on another engine where the chosen one certainly never got the request."""
+        _count_once(self._metrics, plan)
+        left: Plan | None = plan
+        while left is not None:
+            way = self._choose(exchange, left, again=left is not plan)
+            reading = left.of(way.backend)
+            verdict = await self._admit(exchange, way, reading, left)
             if isinstance(verdict, Reject):
                 return exchange.answer(self._refusal(exchange, verdict))
+            hold.body = reading.body
+            left = left.without(way.backend)
             with verdict as lease:
-                return await self._run(exchange, lease, hold)
+                done = await self._run(exchange, way, lease, hold, last=left is None)
+            if done is not None:
+                return done
+        raise AssertionError("the last engine's answer is an answer")
 
-    async def _admit(self, exchange: Exchange, parsed: Parsed) -> LeaseHandle | Reject:
-        self._metrics.counted(parsed.count_method, parsed.count_seconds)
+    def _choose(self, exchange: Exchange, plan: Plan, *, again: bool) -> Way:
+        way = self._ways.choose(plan.shapes(), plan.prefixes, rank=plan.rank)
+        if self._ways.several:
+            tell(exchange, way.backend, plan.model)
+        if self._ways.several or len(way.backend.lanes) > 1:
+            reason = ChoiceReason.MAKER if plan.bound else ChoiceReason.MOVED if again else way.reason
+            self._metrics.chosen(way.backend.name, reason)
+        exchange.match = plan.of(way.backend).match
+        return way
+
+    async def _admit(
+        self, exchange: Exchange, way: Way, reading: Reading, plan: Plan
+    ) -> LeaseHandle | Reject:
+        parsed = reading.parsed
         exchange.stream = parsed.stream
         exchange.prompt_tokens = sum(parsed.shape.prompts)
         asked = self._clock()
-        verdict = await self._backend.keeper.admit(exchange.lease_id, parsed.shape)
-        self._metrics.decided(self._clock() - asked)
+        keeper = way.lane.keeper
+        verdict = await keeper.admit(exchange.lease_id, parsed.shape, exchange.id, len(reading.body))
+        self._metrics.decided(self._clock() - asked - (verdict.waited_s or 0.0))
         if isinstance(verdict, Reject):
             exchange.reject = verdict.reason
+        elif prefixes := parsed.shape.prefixes or plan.prefixes:
+            way.lane.warm.took(prefixes, keeper.gate.scales().capacity_tokens)
         return verdict
 
-    async def _run(self, exchange: Exchange, lease: LeaseHandle, hold: Hold) -> web.StreamResponse:
-        """Ask and relay for an admitted request. Its lease ends with the word for what happened."""
-        flight, response = Flight(), None
+    async def _run(
+        self, exchange: Exchange, way: Way, lease: LeaseHandle, hold: Hold, *, last: bool
+    ) -> web.StreamResponse | None:
+        """Ask and relay for an admitted request. Its lease ends with the word for what happened.
+
+        None: the engine could not be reached, nothing was sent, and this was not the ``last`` that may serve.
+        """
+        flight, response, carrier = Flight(), None, self._carrier
         self.flights.add(flight)
         self.idle.clear()
         try:
-            response = await self._ask(exchange, hold)
-            stream = self._stream(exchange, response)
-            exchange.relayed = Metered(response, stream, self._clock, lease)
-            return await self._relay(exchange, exchange.relayed)
+            response = await carrier.ask(exchange, way.backend, hold, way.lane.rank)
+            stream = carrier.stream(exchange, response)
+            exchange.relayed = Metered(response, stream, self._clock, lease, self._watch(exchange, way))
+            return await carrier.relay(exchange, exchange.relayed)
         except UpstreamError as error:
             timed_out = isinstance(error, UpstreamTimeoutError)
             _end(exchange, lease, EndReason.TIMEOUT if timed_out else EndReason.ENGINE_ERROR)
-            return exchange.answer(self._upstream_failed(exchange, error))
+            answer = carrier.failed(exchange, way.backend, error)
+            if isinstance(error, ConnectError) and not (last or error.own):
+                return None
+            return exchange.answer(answer)
         except ClientStalledError:
             _end(exchange, lease, EndReason.CLIENT_STALLED)
-            return await self._stalled(exchange)
+            return await carrier.stalled(exchange)
         except asyncio.CancelledError:
             if response is not None:
                 response.abort()
@@ -207,80 +215,36 @@ class Handler:
             if isinstance(exchange.relayed, Metered):
                 exchange.end = exchange.relayed.end
 
+    def _watch(self, exchange: Exchange, way: Way) -> IdWatch | None:
+        """Of several engines, remember which one keeps a stored response."""
+        route = exchange.match.route
+        if not self._ways.several or route is None or route.form is not Form.RESPONSES:
+            return None
+        return IdWatch(lambda response_id: self._ways.makers.made(response_id, way.backend))
+
     async def _cut(self, exchange: Exchange) -> Written:
         """The drain's end came first: a truthful error where nothing was sent yet, else a visible break."""
         if exchange.request.writer.output_size == 0:
             return exchange.answer(errors.cut_short(exchange.match.api))
-        return await self._break_off(exchange, _CUT)
-
-    # --- the way to the engine and back -------------------------------------------------------------
-
-    async def _ask(self, exchange: Exchange, hold: Hold) -> Response:
-        """Send the request. Raises UpstreamError while nothing was answered."""
-        request = exchange.request
-        lines = headers.for_engine(
-            request.raw_headers, peer=request.remote or None, scheme=request.scheme, request_id=exchange.id
-        )
-        upstream = self._backend.upstream
-        response = await upstream.request(request.method, exchange.match.target, lines, hold.body)
-        hold.drop()
-        self._origins.learn(request, response.headers)
-        return response
-
-    def _stream(self, exchange: Exchange, response: Response) -> ClientStream:
-        return ClientStream(exchange.request, response, exchange.id, self._config.client_write_timeout)
-
-    async def _relay(self, exchange: Exchange, relayed: Relayed) -> Written:
-        """Raises UpstreamError if the answer broke before a byte of it was sent on."""
-        stream = relayed.stream
-        relayed.response.attach(relayed)
-        if relayed.error is not None and not stream.begun:
-            raise relayed.error
-        exchange.status = relayed.response.status
-        stream.flush()
-        await stream.follow()
-        if relayed.error is None:
-            return Written(exchange.status, keep_alive=stream.keep_alive)
-        self._count_upstream_fault(relayed.error)
-        return await self._break_off(exchange, _BROKE)
-
-    async def _break_off(self, exchange: Exchange, message: str) -> Written:
-        """Let the client see that the answer is not whole: an error event where one fits, then a reset."""
-        relayed, words = exchange.relayed, b""
-        if relayed is not None:
-            if relayed.stream.event_stream and exchange.status == 200 and relayed.at_border:
-                words = errors.stream_error_event(exchange.match.api, message)
-            await relayed.stream.sever(words)
-        return Written(exchange.status, keep_alive=False)
-
-    async def _stalled(self, exchange: Exchange) -> Written:
-        self._metrics.fault(ProxyFault.CLIENT_STALLED)
-        if exchange.relayed is not None:
-            exchange.relayed.response.abort()
-        await sever(exchange.request, patience=0)
-        return Written(exchange.status, keep_alive=False)
+        return await self._carrier.break_off(exchange, _CUT)
 
     # --- answers ------------------------------------------------------------------------------------
 
     def _refusal(self, exchange: Exchange, reject: Reject) -> Answer:
+        route = exchange.match.route
         return errors.refusal(
             exchange.match.api,
             reject,
             self._config.overload_status,
             retry_after_max_s=self._config.retry_after_max,
+            form=Form.OTHER if route is None else route.form,
         )
 
-    def _upstream_failed(self, exchange: Exchange, error: UpstreamError) -> Answer:
-        self._count_upstream_fault(error)
-        if isinstance(error, ConnectError) and not error.own:
-            self._backend.keeper.connect_failed()
-        if isinstance(error, UpstreamTimeoutError):
-            return errors.gateway_timeout(exchange.match.api, str(error))
-        return errors.bad_gateway(exchange.match.api, str(error))
 
-    def _count_upstream_fault(self, error: UpstreamError) -> None:
-        words = {ConnectError: ProxyFault.CONNECT_FAILED, UpstreamTimeoutError: ProxyFault.UPSTREAM_TIMEOUT}
-        self._metrics.fault(words.get(type(error), ProxyFault.UPSTREAM_BROKE))
+def _count_once(metrics: ProxyMetrics, plan: Plan) -> None:
+    """Bodies that were read for several engines at once were counted once."""
+    for parsed in {id(reading.parsed): reading.parsed for reading in plan.readings}.values():
+        metrics.counted(parsed.count_method, parsed.count_seconds)
 
 
 def _end(exchange: Exchange, lease: LeaseHandle, reason: EndReason) -> None:
@@ -290,19 +254,3 @@ def _end(exchange: Exchange, lease: LeaseHandle, reason: EndReason) -> None:
     else:
         exchange.end = reason
         lease.end(reason)
-
-
-def _not_served(match: Match) -> Answer:
-    status, kind = (405, "MethodNotAllowed") if match.action is Action.NOT_ALLOWED else (404, "NotFoundError")
-    shown = match.path if len(match.path) <= 200 else match.path[:200] + "..."
-    bad = BadRequest(
-        status=status,
-        message=f"{shown} is not served here: {match.hint}.",
-        type=kind,
-        param=None,
-        code=status,
-    )
-    answer = errors.bad_request(match.api, bad)
-    if not match.allow:
-        return answer
-    return Answer(answer.status, (*answer.headers, ("Allow", match.allow)), answer.body)

@@ -35,9 +35,25 @@ DECIDING = frozenset(
         "kv_transfer_params",
         "echo",
         "stream",
+        "system",
+        "thinking",
+        "instructions",
+        "previous_response_id",
+        "background",
+        "truncation",
+        "token_ids",
+        "sampling_params",
+        "inputs",
+        "input_ids",
+        "n_predict",
+        "prompt_tokens",
     }
 )
-"""Top-level keys of which a second one would make two parsers read different claims."""
+"""Top-level keys of which a second one would make two parsers read different claims.
+
+Keys that bodies repeat within (``text``, ``input``, ``parameters``) are not among them: each such body would
+have to be parsed twice, and all engines that read those take the last one, as is done here.
+"""
 
 _KEYS = re.compile(rb'"(' + b"|".join(sorted(key.encode() for key in DECIDING)) + rb')"\s*:')
 # A letter or underscore written as an escape: the key may hide from a search for its plain spelling.

@@ -72,12 +72,16 @@ def _show(value: object) -> str:
 
 
 class Fields:
-    """Reads fields of a JSON object; collects what the engine would refuse in ``wrongs``."""
+    """Reads fields of a JSON object; collects what the engine would refuse in ``wrongs``.
 
-    __slots__ = ("_data", "wrongs")
+    ``place``: where the object stands in the body, as the engine names it.
+    """
 
-    def __init__(self, data: Mapping[str, Any]) -> None:
+    __slots__ = ("_data", "_place", "wrongs")
+
+    def __init__(self, data: Mapping[str, Any], place: str = "body") -> None:
         self._data = data
+        self._place = place
         self.wrongs: list[Wrong] = []
 
     def integer(self, name: str, *, nullable: bool = True, least: int | None = None) -> int | None:
@@ -94,7 +98,7 @@ class Fields:
         if least is not None and value < least:
             message = f"Input should be greater than or equal to {least}"
             self.wrongs.append(
-                Wrong("greater_than_equal", f"body.{name}", message, str(value), {"ge": least})
+                Wrong("greater_than_equal", f"{self._place}.{name}", message, str(value), {"ge": least})
             )
             return None
         return min(value, LARGEST)
@@ -111,7 +115,7 @@ class Fields:
 
     def _refuse(self, name: str, error: ValidationError, value: object) -> None:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        self.wrongs.append(Wrong(first["type"], f"body.{name}", first["msg"], _show(value)))
+        self.wrongs.append(Wrong(first["type"], f"{self._place}.{name}", first["msg"], _show(value)))
 
 
 def too_small(name: str, value: int) -> BadRequest:

@@ -10,7 +10,11 @@ from typing import Any
 
 from kvctl.proxy.limits import BadRequest, Fields
 
-_FIELDS = ("prompt_logprobs", "top_logprobs", "logprobs")
+_FIELDS = (
+    *("prompt_logprobs", "top_logprobs", "logprobs"),
+    *("top_logprobs_num", "top_n_tokens"),  # SGLang's and TGI's
+)
+_NESTED = ("sampling_params", "parameters")  # objects, or lists of them
 _WHOLE_VOCABULARY = -1
 
 
@@ -21,8 +25,19 @@ def too_many_logprobs(data: Mapping[str, Any], most: int | None) -> BadRequest |
     """
     if most is None:
         return None
+    nested = [data[key] for key in _NESTED if key in data]
+    for place in (data, *nested) if nested else (data,):
+        for options in place if isinstance(place, list) else (place,):
+            if isinstance(options, dict) and (bad := _beyond(options, most)):
+                return bad
+    return None
+
+
+def _beyond(options: Mapping[str, Any], most: int) -> BadRequest | None:
     for name in _FIELDS:
-        asked = None if isinstance(data.get(name), bool) else Fields(data).integer(name)
+        if options.get(name) is None or isinstance(options[name], bool):
+            continue
+        asked = Fields(options).integer(name)
         if asked is not None and (asked > most or asked == _WHOLE_VOCABULARY):
             return _refused(name, asked, most)
     return None

@@ -13,10 +13,14 @@ from kvctl.proxy.limits import BadRequest, malformed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompts:
-    """What is to be counted (``texts``) and what is counted already (tokens per prompt)."""
+    """What is to be counted (``texts``) and what is counted already (tokens per prompt).
+
+    ``lists`` are the ids themselves, where all are plain ones.
+    """
 
     texts: tuple[str, ...] = ()
     ids: tuple[int, ...] = ()
+    lists: tuple[list[int], ...] = ()
     embeds: tuple[int, ...] = ()
     doubtful: bool = False  # counted by a bound
 
@@ -44,46 +48,53 @@ def completion_prompts(
         tuple(text + suffix for text in found.texts) if isinstance(suffix, str) and suffix else found.texts
     )
     doubtful = bool(embeds) or texts is not found.texts or found.doubtful
-    return Prompts(texts=texts, ids=found.ids, embeds=embeds, doubtful=doubtful)
+    return Prompts(texts=texts, ids=found.ids, lists=found.lists, embeds=embeds, doubtful=doubtful)
 
 
-def _prompt(prompt: Any, vocab_size: int | None) -> Prompts | BadRequest:
+def embedding_inputs(value: Any, vocab_size: int | None) -> Prompts | BadRequest:
+    """The prompts in ``input`` of an embedding body: text or ids, alone or in a list."""
+    if value in ("", []) or value is None:
+        return Prompts(texts=("",)) if value == "" else Prompts(ids=(0,))
+    return _prompt(value, vocab_size, "input")
+
+
+def _prompt(prompt: Any, vocab_size: int | None, field: str = "prompt") -> Prompts | BadRequest:
     if isinstance(prompt, str):
         return Prompts(texts=(prompt,))
     if not isinstance(prompt, list):
-        return malformed("string_type", "body.prompt", "Input should be a valid string", str(prompt)[:200])
+        return malformed("string_type", f"body.{field}", "Input should be a valid string", str(prompt)[:200])
     kinds = {type(item) for item in prompt}
     if kinds == {str}:
         return Prompts(texts=tuple(prompt))
     if kinds == {list}:
-        return _token_lists(prompt, vocab_size)
+        return _token_lists(prompt, vocab_size, field)
     if kinds <= {int, bool, float, str}:
-        return _token_lists([prompt], vocab_size)
+        return _token_lists([prompt], vocab_size, field)
     return malformed(
-        "int_type", "body.prompt", "Input should be a valid integer", f"<list of {len(prompt)} items>"
+        "int_type", f"body.{field}", "Input should be a valid integer", f"<list of {len(prompt)} items>"
     )
 
 
-def _token_lists(lists: list[list[Any]], vocab_size: int | None) -> Prompts | BadRequest:
+def _token_lists(lists: list[list[Any]], vocab_size: int | None, field: str) -> Prompts | BadRequest:
     plain = True
     for ids in lists:
         if {type(item) for item in ids} <= {int}:
-            if bad := _outside(ids, vocab_size):
+            if bad := outside_vocabulary(ids, vocab_size, field):
                 return bad
         else:
             plain = False  # numbers in other clothes, or what the engine refuses: it tells
-    return Prompts(ids=tuple(map(len, lists)), doubtful=not plain)
+    return Prompts(ids=tuple(map(len, lists)), lists=tuple(lists) if plain else (), doubtful=not plain)
 
 
-def _outside(ids: list[int], vocab_size: int | None) -> BadRequest | None:
-    """The answer to ids that no row of the embedding stands for."""
+def outside_vocabulary(ids: list[int], vocab_size: int | None, field: str) -> BadRequest | None:
+    """The answer to ids in ``field`` that no row of the embedding stands for."""
     if not ids:
         return None
     least, most = min(ids), max(ids)
     if least < 0:
         return malformed(
             "greater_than_equal",
-            "body.prompt",
+            f"body.{field}",
             "Input should be greater than or equal to 0",
             str(least),
             {"ge": 0},
@@ -94,7 +105,7 @@ def _outside(ids: list[int], vocab_size: int | None) -> BadRequest | None:
                 f"Token id {most} is out of vocabulary: the model has {vocab_size} tokens. "
                 "Nothing was generated. Send ids of this model's own tokenizer."
             ),
-            param="prompt",
+            param=field,
         )
     return None
 

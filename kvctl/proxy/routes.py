@@ -5,12 +5,12 @@ slashes gone, the base path taken off), that form is looked up, and that form is
 spelling is never matched in one way and forwarded in another. Case counts, as it does in the engines.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from urllib.parse import quote, unquote_to_bytes
 
-from kvctl.engines.base import Api, Route, Treatment
+from kvctl.engines.base import Api, Engine, Route, Treatment
 
 HEALTHZ = Route(method="GET", path="/healthz", name="healthz", treatment=Treatment.PASS)
 READYZ = Route(method="GET", path="/readyz", name="readyz", treatment=Treatment.PASS)
@@ -194,3 +194,44 @@ class Router:
     def _routes(self) -> list[Route]:
         tables = [table for _, table in self._prefixes]
         return [*self._exact.values(), *(route for table in tables for route in table.values())]
+
+
+class LiveRouter:
+    """A router over engines whose kind is found out, or changes, while kvctl runs.
+
+    Where two engines have a route of one method and path, the first engine's counts.
+    """
+
+    def __init__(
+        self,
+        engines: Sequence[Engine],
+        *,
+        opened: Iterable[str] = (),
+        admin_opened: Iterable[str] = (),
+        base_path: str = "",
+    ) -> None:
+        self._engines = tuple(engines)
+        self._opened, self._admin_opened, self._base_path = tuple(opened), tuple(admin_opened), base_path
+        self._tables = [engine.routes for engine in self._engines]
+        self._router = self._build()
+
+    def match(self, method: str, target: str) -> Match:
+        """What ``method target`` (as on the request line) means to the engines that are there now."""
+        for engine, table in zip(self._engines, self._tables, strict=True):
+            if engine.routes is not table:
+                self._tables = [each.routes for each in self._engines]
+                self._router = self._build()
+                break
+        return self._router.match(method, target)
+
+    def _build(self) -> Router:
+        routes: dict[tuple[str, str], Route] = {}
+        for table in self._tables:
+            for route in table:
+                routes.setdefault((route.method, route.path), route)
+        return Router(
+            routes.values(),
+            opened=self._opened,
+            admin_opened=self._admin_opened,
+            base_path=self._base_path,
+        )

@@ -1,14 +1,16 @@
 """What the proxy needs of the rest: its settings, where it reports, and the engine behind it."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvctl.control.gatekeeper import Gatekeeper
-from kvctl.core.outcomes import EndReason, ProxyFault, RejectReason
+from kvctl.core.choice import WarmPrefixes
+from kvctl.core.outcomes import SERVING, ChoiceReason, EndReason, ProxyFault, RejectReason
 from kvctl.engines.base import Engine
 from kvctl.proxy.bodies import Reader
 from kvctl.proxy.pool import Upstream
+from kvctl.proxy.tenancy import Tenancy
 from kvctl.tokens.base import CountMethod
 
 Readiness = Callable[[], tuple[bool, str]]  # (ready, the reason in words)
@@ -29,6 +31,7 @@ class Served:
     output_tokens: int | None = None
     reject: RejectReason | None = None
     end: EndReason | None = None
+    engine: str | None = None  # of several; None: there is one, or none was asked
 
 
 class ProxyMetrics(Protocol):
@@ -45,6 +48,9 @@ class ProxyMetrics(Protocol):
 
     def fault(self, word: ProxyFault) -> None:
         """Something went wrong."""
+
+    def chosen(self, engine: str, reason: ChoiceReason) -> None:
+        """A request was sent to ``engine``'s gate, which was chosen of several gates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,13 +71,58 @@ class ProxyConfig:
     base_path: str = ""
     opened: tuple[str, ...] = ()  # routes.pass
     admin_opened: tuple[str, ...] = ()  # routes.admin_pass
+    tenancy: Tenancy = field(default_factory=lambda: Tenancy({}))
 
 
 @dataclass(frozen=True, slots=True)
-class Backend:
-    """One engine: its gate, its address, its adapter, and the reader of its request bodies."""
+class Lane:
+    """One gate of an engine: the engine as a whole, or one rank that a request can be pinned to."""
 
     keeper: Gatekeeper
+    rank: str | None = None
+    warm: WarmPrefixes = field(default_factory=WarmPrefixes)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Backend:
+    """One engine: its address, its adapter, the reader of its request bodies, and its gates.
+
+    ``models`` are the names that the operator says it serves; empty: as it says itself. ``tokenizer`` is what
+    its reader counts with: bodies are read once for engines that read them alike. ``lanes`` is never empty;
+    its owner may change what is in it.
+    """
+
     upstream: Upstream
     engine: Engine
     reader: Reader
+    lanes: list[Lane]
+    name: str = "engine"
+    models: tuple[str, ...] = ()
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    tokenizer: str = ""
+
+    @property
+    def serving(self) -> bool:
+        """Whether any of its gates may admit."""
+        return any(lane.keeper.gate.state in SERVING and not lane.keeper.gate.draining for lane in self.lanes)
+
+    def known_models(self) -> tuple[str, ...]:
+        """The names that it serves, as far as is known."""
+        return self.models or self.lanes[0].keeper.gate.models
+
+    def serves(self, model: str) -> bool:
+        """Whether it is known to serve ``model``, under that name or by an alias."""
+        return model in self.aliases or model in self.known_models()
+
+    def own_name(self, model: str) -> str:
+        """What the engine itself calls ``model``."""
+        return self.aliases.get(model, model)
+
+    def lanes_for(self, rank: str | None) -> list[Lane]:
+        """The gates that a request may go through which names ``rank``."""
+        return [lane for lane in self.lanes if rank is not None and lane.rank == rank] or self.lanes
+
+    def connect_failed(self) -> None:
+        """The data plane could not reach it."""
+        for lane in self.lanes:
+            lane.keeper.connect_failed()

@@ -6,22 +6,20 @@ reach a handler.
 
 import asyncio
 import resource
+import socket
 import ssl as tls
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, cast
 
 from aiohttp import http_exceptions, web
 
 from kvctl import logs
-from kvctl.control.gatekeeper import Gatekeeper
 from kvctl.core.outcomes import ProxyFault
-from kvctl.engines.base import Engine
 from kvctl.proxy import errors
-from kvctl.proxy.bodies import Reader
 from kvctl.proxy.handlers import Handler
-from kvctl.proxy.pool import Upstream
+from kvctl.proxy.listening import Listeners
 from kvctl.proxy.relay import Unwritten, write_to
 from kvctl.proxy.seams import Backend, ProxyConfig, ProxyMetrics, Readiness
 
@@ -30,8 +28,8 @@ Answering = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 _SWEEP_S = 1.0  # how often connections are looked at for late headers, at least
 _LINGER_S = 2.0  # how long what a refused client still sends is thrown away before the connection closes
-_BACKLOG = 4096
 _COMPLAINT_S = 10.0
+_HEAR_OUT_S = 1.0  # how long, at the end, those who just connected may take to ask
 _RESERVED = 64  # descriptors that no client may take
 _MANY = 1 << 20
 _QUOTED_MAX = 300  # characters of a malformed request that its sender is shown
@@ -164,6 +162,12 @@ class ClientServer(web.Server):
         log.warning("%s (and %d more since the last such line)", text, self._untold)
         self._quiet_until, self._untold = now + _COMPLAINT_S, 0
 
+    @property
+    def owed_requests(self) -> bool:
+        """Whether anyone who connected has not asked for anything yet."""
+        clients = (each for each in self.connections if isinstance(each, ClientConnection))
+        return any(each.owing_since is not None for each in clients)
+
     def close_late(self, now: float, header_timeout: float) -> int:
         """Close connections that owe a head for too long, and cut those that do not get to close.
 
@@ -192,7 +196,7 @@ def most_connections(descriptors: int) -> int:
 
 
 class Proxy:
-    """The data plane in front of one engine.
+    """The data plane in front of the engines.
 
     ``ready`` tells /readyz its answer. ``clock`` gives monotonic seconds. ``ssl`` serves clients over TLS.
     """
@@ -200,29 +204,31 @@ class Proxy:
     def __init__(
         self,
         *,
-        keeper: Gatekeeper,
-        upstream: Upstream,
-        engine: Engine,
-        reader: Reader,
+        backends: Sequence[Backend],
         config: ProxyConfig,
         metrics: ProxyMetrics,
         ready: Readiness,
         clock: Callable[[], float] = time.monotonic,
         ssl: tls.SSLContext | None = None,
     ) -> None:
-        self._upstream = upstream
+        self._backends = backends
         self._config = config
         self._metrics = metrics
         self._ssl = ssl
-        self._handler = Handler(Backend(keeper, upstream, engine, reader), config, metrics, ready, clock)
+        self._handler = Handler(backends, config, metrics, ready, clock)
         self._server: ClientServer | None = None
-        self._listener: asyncio.Server | None = None
+        self._listeners = Listeners()
         self._sweeper: asyncio.Task[None] | None = None
 
     @property
     def addresses(self) -> list[Any]:
         """Where it listens, as the sockets say."""
-        return [sock.getsockname() for sock in self._listener.sockets] if self._listener is not None else []
+        return [sock.getsockname() for sock in self._listeners.sockets]
+
+    @property
+    def sockets(self) -> tuple[socket.socket, ...]:
+        """The listening sockets, for the service manager to keep over a restart."""
+        return self._listeners.sockets
 
     @property
     def in_flight(self) -> int:
@@ -234,23 +240,14 @@ class Proxy:
         """Bytes of request bodies held now."""
         return self._handler.intake.held
 
-    async def start(self, listen: str) -> None:
+    async def start(self, listen: str, inherited: Sequence[socket.socket] = ()) -> None:
         """Listen on ``HOST:PORT``, ``[V6]:PORT``, ``:PORT`` or ``unix:/PATH``.
 
+        ``inherited`` listen already: those at these addresses are taken over, the others closed.
         Raises ValueError where ``listen`` is none of these, OSError where it cannot be had.
         """
-        loop = asyncio.get_running_loop()
         self._server = ClientServer(self._handler, self._config, self._metrics)
-        if listen.startswith("unix:"):
-            path = listen.removeprefix("unix:")
-            self._listener = await loop.create_unix_server(
-                self._server, path, ssl=self._ssl, backlog=_BACKLOG
-            )
-        else:
-            host, port = split_listen(listen)
-            self._listener = await loop.create_server(
-                self._server, host, port, ssl=self._ssl, backlog=_BACKLOG, reuse_address=True
-            )
+        await self._listeners.open(listen, self._server, ssl=self._ssl, inherited=inherited)
         self._sweeper = asyncio.create_task(self._sweep(self._server), name="kvctl-proxy-sweep")
 
     async def drain(self, timeout: float) -> None:  # noqa: ASYNC109 - the end of a drain is a cut, not an error
@@ -271,30 +268,26 @@ class Proxy:
             self._sweeper.cancel()
             with suppress(asyncio.CancelledError):
                 await self._sweeper
-        if self._listener is not None:
-            self._listener.close()
+        self._listeners.close()
+        if self._server is not None:
+            await self._hear_out(self._server)
         await self.drain(0)
         if self._server is not None:
             self._server.pre_shutdown()
             await self._server.shutdown(0.5)
-        await self._upstream.close()
-        if self._listener is not None:
-            await self._listener.wait_closed()
+        for backend in self._backends:
+            await backend.upstream.close()
+        await self._listeners.wait_closed()
+
+    async def _hear_out(self, server: ClientServer) -> None:
+        """Those whose connection was accepted get an answer, if they ask at once: not a reset."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_HEAR_OUT_S):
+                while server.owed_requests:  # noqa: ASYNC110 - nobody tells when it becomes false
+                    await asyncio.sleep(_HEAR_OUT_S / 50)
 
     async def _sweep(self, server: ClientServer) -> None:
         while True:
             await asyncio.sleep(min(_SWEEP_S, self._config.header_timeout / 2))
             for _ in range(server.close_late(time.monotonic(), self._config.header_timeout)):
                 self._metrics.fault(ProxyFault.HEADER_TIMEOUT)
-
-
-def split_listen(listen: str) -> tuple[str | None, int]:
-    """Host (None: every address) and port of ``HOST:PORT``. Raises ValueError."""
-    host, colon, port = listen.rpartition(":")
-    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise ValueError(f"listen address {listen!r} is not HOST:PORT, [V6]:PORT, :PORT or unix:/PATH")
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    elif ":" in host:
-        raise ValueError(f"listen address {listen!r}: write an IPv6 address in brackets")
-    return host or None, int(port)

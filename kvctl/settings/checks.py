@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from kvctl.settings.engines import clashes
+from kvctl.settings.tenants import clashes as tenant_clashes
 from kvctl.settings.units import Address
 
 if TYPE_CHECKING:
@@ -36,8 +38,28 @@ def disagreements(s: "Settings") -> Iterator[tuple[str, str]]:  # noqa: C901 - a
     if s.listen.port and _meet(s.listen, s.admin_listen):
         yield "admin_listen", "is {admin_listen}, where callers connect already; choose another port"
     for key, own in (("listen", s.listen), ("admin_listen", s.admin_listen)):
-        if _reaches(s.engine_url, own):
-            yield "engine_url", f"is kvctl's own {key} address ({own}); name the engine's address"
+        for url in [each.url for each in s.engines] or [s.engine_url]:
+            if _reaches(url, own):
+                where = "engines" if s.engines else "engine_url"
+                yield where, f"is kvctl's own {key} address ({own}); name the engine's address"
+    yield from (("engines", _literal(each)) for each in clashes(s.engines, s.engine_url))
+    yield from (("tenants", each) for each in tenant_clashes(s.tenants))
+    yield from _own_disagreements(s)
+
+
+def _own_disagreements(s: "Settings") -> Iterator[tuple[str, str]]:
+    """What an engine's own settings and those that it inherits say against one another."""
+    for entry in s.engines:
+        margin = entry.own.get("margin", s.margin)
+        if not s.margin_min <= margin <= s.margin_max and "margin" in entry.own:
+            yield "engines", f"has a margin for {entry.name} that margin_min and margin_max do not allow"
+        capacity = entry.own.get("capacity_tokens", s.capacity_tokens)
+        if entry.own.get("capacity_force") and capacity is None:
+            yield "engines", f"has capacity_force for {entry.name}; set capacity_tokens too"
+
+
+def _literal(text: str) -> str:
+    return text.replace("{", "{{").replace("}", "}}")
 
 
 def _meet(one: Address, other: Address) -> bool:

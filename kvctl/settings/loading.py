@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from kvctl.settings.errors import SettingsError
-from kvctl.settings.model import AT_ODDS, SPECS, Settings
+from kvctl.settings.model import AT_ODDS, SPECS, Layer, Settings
 from kvctl.settings.sources import (
     Place,
     from_credentials,
@@ -18,6 +18,7 @@ from kvctl.settings.sources import (
     from_home,
     nearest,
 )
+from kvctl.settings.types import HIDDEN
 from kvctl.settings.usual import CONFIG_VARIABLE, DEFAULT_CONFIG
 
 _NO_FLAGS: Mapping[str, object] = MappingProxyType({})
@@ -36,13 +37,16 @@ def load(config: Path | None, env: Mapping[str, str], flags: Mapping[str, object
         from_credentials(env.get("CREDENTIALS_DIRECTORY")),
         from_flags(flags),
     ]
-    if problems := [each for place in places for each in (*place.problems, *_misfits(place))]:
-        raise SettingsError(problems)
+    found = {place.layer: (*place.problems, *_misfits(place)) for place in places}
+    if problems := [each for place in found.values() for each in place]:
+        raise SettingsError(problems, usage=bool(found[Layer.FLAG]))
     owners = {key: place for place in places for key in place.state()}
     try:
         settings = Settings(**{key: place.state()[key] for key, place in owners.items()})
     except ValidationError as error:
-        raise SettingsError(_at_large(each, owners) for each in error.errors()) from None
+        at_odds = [str(each["loc"][0]) for each in error.errors()]
+        usage = any(key in owners and owners[key].layer is Layer.FLAG for key in at_odds)
+        raise SettingsError((_at_large(each, owners) for each in error.errors()), usage=usage) from None
     settings._origins = {key: place.origin(key) for key, place in owners.items()}  # noqa: SLF001
     return settings
 
@@ -64,7 +68,10 @@ def _told(place: Place, error: ErrorDetails) -> str:
         near = nearest(key)
         remedy = f"did you mean {place.name(near)}?" if near else "see docs/configuration.md for the names"
         return f"{start} is not a setting; {remedy}"
-    return f"{start} = {place.state()[key]!r} {SPECS[key].complaint(error)}"
+    if key == "engines":  # its own words name the entry and the value; the whole list may hold a key
+        return f"{start}: {SPECS[key].complaint(error)}"
+    shown = HIDDEN if SPECS[key].secret else repr(place.state()[key])
+    return f"{start} = {shown} {SPECS[key].complaint(error)}"
 
 
 def _at_large(error: ErrorDetails, owners: Mapping[str, Place]) -> str:

@@ -5,20 +5,22 @@ underscores) and the flag (two dashes, underscores as dashes). docs/configuratio
 """
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Annotated, Any, Self
 
-from pydantic import Field, PrivateAttr, TypeAdapter, ValidationError, model_validator
+from pydantic import Field, PrivateAttr, SecretStr, TypeAdapter, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from kvctl.core.outcomes import Policy
+from kvctl.core.outcomes import LargeRequests, Policy
 from kvctl.settings import types as t
 from kvctl.settings.checks import disagreements
+from kvctl.settings.engines import first_url
+from kvctl.settings.live import LIVE
 from kvctl.settings.units import Address
 from kvctl.settings.usual import ADMIN_SOCKET, STATE_DIR
 
@@ -63,15 +65,21 @@ class Settings(BaseSettings):
     )
 
     engine_url: t.BaseUrl
-    """The engine: base URL of its API, with or without /v1."""
+    """The engine: base URL of its API, with or without /v1. Left out where there are [[engines]]."""
+    engines: t.Engines = ()
+    """Several engines, as [[engines]] tables with name, url, models, aliases, and settings of their own."""
+    rank_pinning: t.RankPinning = "auto"
+    """Gate a data-parallel engine rank by rank, where it lets a request be pinned to one; off: as a whole."""
+    engine_api_key: t.Secret = None
+    """The engine's --api-key, for what kvctl asks it itself; callers send their own."""
     engine: t.Engine = "auto"
-    """Whose metrics the engine speaks; auto: found out."""
+    """What the engine is; auto: found out by what it answers, and again when another answers."""
     listen: t.Address = Address("127.0.0.1", 8080)
     """Where callers connect."""
     base_path: t.BasePath = ""
     """Prefix of every route of the data port."""
     admin_listen: t.Address = Address("127.0.0.1", 9109)
-    """Where /metrics, /healthz and /readyz are served. Nothing changes anything there."""
+    """Where /metrics, /healthz, /readyz and the status page are served. Nothing changes anything there."""
     admin_socket: t.SocketPath = ADMIN_SOCKET
     """Unix socket of the admin API, mode 0660. A user who may not write there: $XDG_RUNTIME_DIR/kvctl."""
     state_dir: t.WholePath = STATE_DIR
@@ -85,6 +93,8 @@ class Settings(BaseSettings):
     """Largest margin that an override may set."""
     policy: t.Policy = Policy.FORECAST
     """What is weighed against the budget: the forecast, the worst cases (static), or nothing (none)."""
+    enforce: t.Enforced = Field(default=1.0, ge=0, le=1)
+    """Share of the requests on which decisions are meant; false (0): all are let in, and only counted."""
     max_context: t.MaybeCount = Field(default=None, ge=1, le=MANY)
     """Refuse requests whose prompt and allowed output pass this."""
     capacity_tokens: t.MaybeCount = Field(default=None, ge=1, le=MANY)
@@ -107,8 +117,29 @@ class Settings(BaseSettings):
     """Time between tokens that callers are promised; none: the decode concurrency is not guarded."""
     max_num_seqs: t.MaybeCount = Field(default=None, ge=1, le=MANY)
     """The engine's --max-num-seqs; none: inferred from what it runs while others wait."""
+    prefix_sharing: t.PrefixSharing = "auto"
+    """Count once what requests in flight have in common, where the engine caches prefixes; off: never."""
     retry_after_max: t.Duration = Field(default=60.0, ge=1, le=HOUR)
     """Longest Retry-After that is sent."""
+
+    queue_max_wait: t.Duration = Field(default=0.0, ge=0, le=HOUR)
+    """Longest time that a request waits for room, where the forecast has it start before; 0: none waits."""
+    queue_max_requests: t.Count = Field(default=256, ge=1, le=100_000)
+    """Requests that wait at once for one engine."""
+    queue_max_bytes: t.Size = Field(default=64 * MIB, ge=KIB, le=TIB)
+    """Bodies held of those that wait for one engine."""
+    large_requests: t.LargeRequests = LargeRequests.REFUSE
+    """Requests that only a nearly drained engine has room for: refuse them, or reserve (drain for them)."""
+    large_requests_share: t.Ratio = Field(default=0.2, ge=0.01, le=0.9)
+    """Share of the time that the gate may drain for large requests."""
+    large_requests_max_wait: t.Duration = Field(default=60.0, ge=1, le=HOUR)
+    """Longest time that a large request waits; its TTFT target does not count."""
+    tenants: t.Tenants = ()
+    """Tenants, as [[tenants]] tables with name, keys (SHA-256), weight, priority and limits."""
+    tenant_header: t.TenantHeader = ""
+    """Header that names the tenant, set by a gateway in front; none: API keys tell."""
+    api_keys_file: t.MaybePath = None
+    """File of the API keys that are let in, SHA-256 and tenant a line; none: the engine checks keys."""
 
     tick_interval: t.Duration = Field(default=0.2, ge=10 * MS, le=10)
     """How often budget and forecast are recomputed."""
@@ -157,9 +188,21 @@ class Settings(BaseSettings):
     """Threads that count longer prompts."""
     tokenize_timeout: t.Duration = Field(default=5.0, ge=10 * MS, le=5 * MIN)
     """Deadline of counting, after which bytes bound the count."""
+    image_tokens: t.MaybeCount = Field(default=None, ge=1, le=MANY)
+    """Most prompt tokens of one image; none: what the model's folder tells, else 16384."""
+    video_tokens: t.MaybeCount = Field(default=None, ge=1, le=MANY)
+    """Most prompt tokens of one video; none: 32768."""
+    audio_tokens: t.MaybeCount = Field(default=None, ge=1, le=MANY)
+    """Prompt tokens of one sound in a chat, or as many as its bytes allow if that is more; none: 16384."""
 
     override_ttl_max: t.Duration = Field(default=24.0 * HOUR, ge=1, le=30 * DAY)
     """Longest life of an override."""
+    decision_log_size: t.Count = Field(default=10_000, ge=0, le=1_000_000)
+    """Decisions that are remembered, for kvctl explain and for what a dry run looks back at."""
+    decision_log_file: t.MaybePath = None
+    """File of every decision, one JSON object a line, without any prompt text; none: none is written."""
+    decision_log_bytes: t.Size = Field(default=64 * MIB, ge=64 * KIB, le=TIB)
+    """Size at which that file is rotated; four old ones are kept."""
     log_level: t.LogLevel = "info"
     """Least severity that is logged."""
     log_format: t.LogFormat = "text"
@@ -185,6 +228,14 @@ class Settings(BaseSettings):
         """What ``load`` found and hands in; nothing from the process's environment behind its back."""
         return (init_settings,)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _first_engine(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Who asks for one engine's address gets the first one's."""
+        if "engine_url" in given or not (url := first_url(given.get("engines", ()))):
+            return given
+        return {**given, "engine_url": url}
+
     @model_validator(mode="after")
     def _agree(self) -> Self:
         shown = self.model_dump(mode="json")
@@ -203,6 +254,15 @@ class Settings(BaseSettings):
     def origin(self, key: str) -> Origin:
         """Where the value of ``key`` came from."""
         return self._origins.get(key, Origin(Layer.DEFAULT))
+
+    def adopt(self, fresh: "Settings", keys: Iterable[str]) -> "Settings":
+        """These settings with the values of ``keys``, and where they came from, of ``fresh``."""
+        taken = list(keys)
+        merged = self.model_copy(
+            update={SPECS[key].attribute: getattr(fresh, SPECS[key].attribute) for key in taken}
+        )
+        merged._origins = {**self._origins, **{key: fresh.origin(key) for key in taken}}  # noqa: SLF001
+        return merged
 
     def shown(self, key: str) -> str:
         """The value of ``key`` as an operator would write it."""
@@ -232,6 +292,16 @@ class Spec:
         return "--" + self.attribute.replace("_", "-")
 
     @property
+    def live(self) -> bool:
+        """Whether a reload puts it in force; else a restart does."""
+        return self.key in LIVE
+
+    @property
+    def secret(self) -> bool:
+        """Whether its value is never shown, and takes no flag, which every user of the machine could read."""
+        return self.field.annotation == SecretStr | None
+
+    @property
     def form(self) -> t.Form:
         """How its values are written."""
         return next(each for each in self.field.metadata if isinstance(each, t.Form))
@@ -253,6 +323,14 @@ class Spec:
         """The value of ``raw``, its bounds not looked at. Raises ValueError with a text for people."""
         try:
             return self._adapter.validate_python(raw)
+        except ValidationError as error:
+            raise ValueError(self.complaint(error.errors()[0])) from None
+
+    def judge(self, raw: object) -> Any:
+        """The value of ``raw``, within its bounds. Raises ValueError with a text for people."""
+        annotated: Any = Annotated[self.field.annotation, *self.field.metadata]
+        try:
+            return TypeAdapter(annotated).validate_python(raw)
         except ValidationError as error:
             raise ValueError(self.complaint(error.errors()[0])) from None
 

@@ -12,7 +12,8 @@ END = "<!-- end -->\n"
 def renewed(page: str) -> str:
     """The page with the table of this version."""
     before, begin, rest = page.partition(BEGIN)
-    rows = ["| key | default | allowed | meaning |", "|---|---|---|---|", *map(_row, SPECS.values())]
+    head = ["| key | default | allowed | in force by | meaning |", "|---|---|---|---|---|"]
+    rows = [*head, *map(_row, SPECS.values())]
     return before + begin + "\n" + "\n".join(rows) + "\n\n" + END + rest.partition(END)[2]
 
 
@@ -20,7 +21,8 @@ def _row(spec: Spec) -> str:
     shown = "" if spec.field.is_required() else spec.show(spec.field.default)
     default = "required" if spec.field.is_required() else f"`{shown}`" if shown else "empty"
     allowed = " to ".join(map(spec.show, spec.bounds)) or spec.form.expects
-    return f"| `{spec.key}` | {default} | {allowed} | {spec.field.description} |"
+    takes = "reload" if spec.live else "restart"
+    return f"| `{spec.key}` | {default} | {allowed} | {takes} | {spec.field.description} |"
 
 
 if __name__ == "__main__":

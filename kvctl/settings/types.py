@@ -1,15 +1,20 @@
 """The settings' types: how pydantic reads, checks and writes each kind of value."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, StringConstraints
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, SecretStr, StringConstraints
 
+from kvctl.core.outcomes import LargeRequests as LargeRequestsWord
 from kvctl.core.outcomes import Policy as PolicyWord
 from kvctl.settings import units
+from kvctl.settings.engines import EngineEntry, read_entries, show_entries
+from kvctl.settings.tenants import TenantEntry, read_tenants, show_tenants
 
+_ONE_WORD = re.compile(r"[!-~]+").fullmatch
 _CARD = r"(?i)^(all|none|\d+|(GPU|MIG)-[0-9a-z/-]+|([0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}(\.[0-7])?)$"
 
 
@@ -34,6 +39,12 @@ def _lower(given: object) -> object:
     return given.lower() if isinstance(given, str) else given
 
 
+def _as_share(given: object) -> object:
+    """A switch is a share too: of all, or of none."""
+    word = str(given).lower() if isinstance(given, bool | str) else ""
+    return {"true": 1.0, "false": 0.0}.get(word, given)
+
+
 def _number(given: object) -> object:
     return int(given) if isinstance(given, str) and given.isdecimal() else given
 
@@ -47,6 +58,13 @@ def _listed(given: object) -> object:
 def _cards(given: tuple[str, ...]) -> tuple[str, ...]:
     if len(set(given)) < len(given) or (len(given) > 1 and {"all", "none"}.intersection(given)):
         raise ValueError("names a card twice")
+    return given
+
+
+def _header_safe(given: SecretStr | None) -> SecretStr | None:
+    """It goes into a header of its own; no word of it is told."""
+    if given is not None and not (given.get_secret_value().isascii() and _ONE_WORD(given.get_secret_value())):
+        raise ValueError("has characters that no header takes")
     return given
 
 
@@ -75,11 +93,26 @@ Ratio = Annotated[
     _shown_by(lambda share: f"{share * 100:g}%"),
     Form("ratio", "a share such as 8% or 0.08"),
 ]
+Enforced = Annotated[
+    float,
+    BeforeValidator(units.ratio),
+    BeforeValidator(_as_share),
+    _shown_by(lambda share: f"{share * 100:g}%"),
+    Form("ratio", "true, false, or a share such as 10%"),
+]
 Count = Annotated[int, *_COUNT]
 MaybeCount = Annotated[int | None, BeforeValidator(_or_none), *_COUNT]
 Switch = Annotated[bool, _shown_by(lambda on: str(on).lower()), Form("switch", "true or false")]
 Text = Annotated[
     str, StringConstraints(strip_whitespace=True, pattern=r"^\P{Cc}+$"), Form("text", "text, in one line")
+]
+HIDDEN = "********"
+Secret = Annotated[
+    SecretStr | None,
+    BeforeValidator(_or_none),
+    AfterValidator(_header_safe),
+    _shown_by(lambda _: HIDDEN),
+    Form("secret", "printable ASCII without spaces"),
 ]
 WholePath = Annotated[Path, AfterValidator(units.whole_path), Form("path", "an absolute path")]
 MaybePath = Annotated[
@@ -124,7 +157,11 @@ Gpus = Annotated[
     *_LIST,
     Form("cards", "all, none, or a list of indexes, UUIDs or PCI ids"),
 ]
-Engine = Annotated[Literal["auto", "vllm"], _WORD, Form("engine", "auto or vllm")]
+Engine = Annotated[
+    Literal["auto", "vllm", "tgi", "sglang", "llamacpp", "sim"],
+    _WORD,
+    Form("engine", "auto, vllm, tgi, sglang, llamacpp or sim"),
+]
 Policy = Annotated[PolicyWord, _WORD, Form("policy", "forecast, static or none")]
 OverloadStatus = Annotated[
     Literal[429, 503, 529], BeforeValidator(_number), Form("status", "429, 503 or 529")
@@ -133,3 +170,23 @@ LogLevel = Annotated[
     Literal["debug", "info", "warning", "error"], _WORD, Form("level", "debug, info, warning or error")
 ]
 LogFormat = Annotated[Literal["text", "json"], _WORD, Form("format", "text or json")]
+RankPinning = Annotated[Literal["auto", "off"], _WORD, Form("switch", "auto or off")]
+PrefixSharing = Annotated[Literal["auto", "off"], _WORD, Form("switch", "auto or off")]
+LargeRequests = Annotated[LargeRequestsWord, _WORD, Form("word", "refuse or reserve")]
+TenantHeader = Annotated[
+    str,
+    Field(pattern=r"^([A-Za-z0-9][A-Za-z0-9-]*)?$"),
+    Form("header", "the name of a header, or nothing"),
+]
+Tenants = Annotated[
+    tuple[TenantEntry, ...],
+    BeforeValidator(read_tenants),
+    _shown_by(show_tenants),
+    Form("tables", "[[tenants]] tables, each with a name"),
+]
+Engines = Annotated[
+    tuple[EngineEntry, ...],
+    BeforeValidator(read_entries),
+    _shown_by(show_entries),
+    Form("tables", "[[engines]] tables, each with name and url"),
+]

@@ -53,7 +53,9 @@ def size(value: object) -> int:
 
 def ratio(value: object) -> float:
     """A share, as "8%" or 0.08."""
-    if (amount := _amount(value, {"%": 0.01})) > 1:
+    if (amount := _amount(value, {"%": 0.01})) > 1 and "%" in str(value):
+        raise ValueError("is more than the whole")
+    if amount > 1:
         raise ValueError(f"is more than the whole: for {amount:g} percent write {amount:g}%")
     return amount
 

@@ -29,6 +29,7 @@ async def _serve(server: SimServer, host: str, port: int, *, with_stdin: bool) -
 @click.option("--max-model-len", default=8192, show_default=True, help="Context length in tokens.")
 @click.option("--max-num-seqs", default=256, show_default=True)
 @click.option("--max-num-batched-tokens", default=2048, show_default=True)
+@click.option("--prefix-caching/--no-prefix-caching", default=False, show_default=True)
 @click.option("--with-stdin", is_flag=True, help="Stop when standard input ends.")
 @click.option("--seed", default=1, show_default=True, help="Decides answer lengths that no request says.")
 def main(
@@ -42,6 +43,7 @@ def main(
     max_model_len: int,
     max_num_seqs: int,
     max_num_batched_tokens: int,
+    prefix_caching: bool,
     seed: int,
     with_stdin: bool,
 ) -> None:
@@ -53,6 +55,7 @@ def main(
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
+        prefix_caching=prefix_caching,
     )
     uvloop.run(_serve(SimServer(config, model=model, seed=seed), host, port, with_stdin=with_stdin))
 

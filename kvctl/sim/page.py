@@ -60,8 +60,8 @@ def _counters(engine: SimulatedEngine, base: dict[str, str]) -> Iterator[str]:
         ("vllm:num_preemptions_total", "Preemptions.", counters.preemptions),
         ("vllm:prompt_tokens_total", "Prompt tokens processed.", counters.prompt_tokens),
         ("vllm:generation_tokens_total", "Tokens generated.", counters.generation_tokens),
-        ("vllm:prefix_cache_queries_total", "Prefix cache queries, tokens.", 0),
-        ("vllm:prefix_cache_hits_total", "Prefix cache hits, tokens.", 0),
+        ("vllm:prefix_cache_queries_total", "Prefix cache queries, tokens.", counters.prefix_queries),
+        ("vllm:prefix_cache_hits_total", "Prefix cache hits, tokens.", counters.prefix_hits),
     ):
         yield from _family(name, "counter", about, {plain: value})
     counts = {str(finish): count for finish, count in counters.finished.items()}
@@ -77,7 +77,7 @@ def _cache_config(engine: SimulatedEngine) -> Iterator[str]:
         "block_size": str(config.block_size),
         "cache_dtype": "auto",
         "effective_attention_block_size": str(config.block_size),
-        "enable_prefix_caching": "False",
+        "enable_prefix_caching": str(config.prefix_caching),
         "engine": "0",
         "gpu_memory_utilization": "0.9",
         "kv_cache_size_tokens": str(config.blocks * config.block_size),

@@ -8,6 +8,7 @@ backoff. ``Verdict`` and ``Door`` are the words between a policy and the replay.
 
 from dataclasses import dataclass
 
+from kvctl.core.claim import Prefix
 from kvctl.core.telemetry import EngineInfo, GpuSample, RankSample
 
 
@@ -20,19 +21,25 @@ class Offer:
     prompt: int
     cap: int | None
     true_output: int
+    prefix: Prefix = ()  # how its prompt begins
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """``retry_after_s`` None: sent away without a hint; ``final``: another try is senseless."""
+    """``retry_after_s`` None: sent away without a hint; ``final``: another try is senseless.
+
+    ``waits``: nothing is decided yet; ``Door.decided`` will tell.
+    """
 
     admitted: bool
     retry_after_s: float | None = None
     final: bool = False
+    waits: bool = False
 
 
 ADMITTED = Verdict(admitted=True)
 REFUSED = Verdict(admitted=False)
+WAITS = Verdict(admitted=False, waits=True)
 
 
 class Door:
@@ -44,6 +51,10 @@ class Door:
     def arrived(self, offer: Offer, now: float) -> Verdict:  # noqa: ARG002 - one signature
         """An attempt: let in, unless a policy knows better."""
         return ADMITTED
+
+    def decided(self) -> list[tuple[str, Verdict]]:
+        """What has been decided by now on those that waited."""
+        return []
 
     def progressed(self, request_id: str, tokens: int, now: float) -> None:
         """``tokens`` more of an answer came, the first token by itself."""

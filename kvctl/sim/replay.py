@@ -13,9 +13,11 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from kvctl.core.claim import Prefix
 from kvctl.core.telemetry import EngineInfo
+from kvctl.sim.beginnings import block_hashes, prefix
 from kvctl.sim.client import retry_delay
-from kvctl.sim.policies import Door, Offer
+from kvctl.sim.policies import Door, Offer, Verdict
 from kvctl.sim.policies_core import MODEL
 from kvctl.sim.replay_bypass import Bypass
 from kvctl.sim.replay_engine import VirtualEngine
@@ -93,6 +95,7 @@ class Run:
     preemptions: int = 0
     prompt_tokens: int = 0
     computed_prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
 
 
 def replay(scene: Scene, door: Door, progress: Callable[[int], None] | None = None) -> Run:
@@ -112,6 +115,7 @@ class _World:
         self._engine: VirtualEngine | None = VirtualEngine(scene.engine)
         self._telemetry = Telemetry(scene.engine, scene.faults)
         self._flying: dict[Running, Call] = {}
+        self._waiting: dict[str, Call] = {}
         self._run = Run(calls=[Call(row=row, cap=scene.cap(row)) for row in scene.rows])
         self._open = len(scene.rows)
         self._bypass = [
@@ -150,9 +154,11 @@ class _World:
                 for sampled in engine.step_done():
                     if sampled.sequence.output == 1 or sampled.finish is not None:
                         self._token(sampled)
+                self._hear()
                 continue
             self._now, _, happen = heapq.heappop(future)
             happen()
+            self._hear()
 
     def _at(self, when: float, happen: Callable[[], None]) -> None:
         self._order += 1
@@ -173,17 +179,33 @@ class _World:
             prompt=call.row.prompt_tokens,
             cap=call.cap,
             true_output=call.row.output_tokens,
+            prefix=self._prefix(call.row),
         )
-        verdict = self._door.arrived(offer, self._now)
+        self._answered(call, self._door.arrived(offer, self._now))
+
+    def _answered(self, call: Call, verdict: Verdict) -> None:
+        if verdict.waits:
+            self._waiting[call.id] = call
+            return
         if call.tries > 1:
             call.retries += 1
             call.retries_admitted += verdict.admitted
+        if verdict.admitted and self._engine is None:  # the gate has not seen yet that it is gone
+            self._door.ended(call.id, 0, self._now, finished=False, broken=True)
+            self._turned_away(call, {}, final=False)
+            return
         if verdict.admitted:
             self._start(call)
             return
         hint = verdict.retry_after_s
         headers = {} if hint is None else {"retry-after-ms": str(hint * 1000.0)}
         self._turned_away(call, headers, final=verdict.final)
+
+    def _hear(self) -> None:
+        """What the door decided meanwhile on those that wait."""
+        while self._waiting and (decided := self._door.decided()):
+            for call_id, verdict in decided:
+                self._answered(self._waiting.pop(call_id), verdict)
 
     def _start(self, call: Call) -> None:
         room = self._scene.engine.max_model_len - call.row.prompt_tokens
@@ -192,10 +214,18 @@ class _World:
             prompt=call.row.prompt_tokens,
             max_output=room if call.cap is None else min(call.cap, room),
             true_output=call.row.output_tokens,
+            hashes=self._hashes(call.row),
         )
         self._flying[running] = call
         assert self._engine is not None  # noqa: S101 - nobody is admitted to an engine that is down
         self._engine.add(running, self._now)
+
+    def _prefix(self, row: Row) -> Prefix:
+        return prefix(row) if self._scene.engine.prefix_caching else ()
+
+    def _hashes(self, row: Row) -> tuple[int, ...]:
+        engine = self._scene.engine
+        return block_hashes(row, engine.block_size) if engine.prefix_caching else ()
 
     def _turned_away(self, call: Call, headers: dict[str, str], *, final: bool) -> None:
         if final or call.tries > self._scene.retries:
@@ -313,3 +343,4 @@ class _World:
         self._run.preemptions += counters.preemptions
         self._run.prompt_tokens += counters.prompt_tokens
         self._run.computed_prompt_tokens += counters.computed_prompt_tokens
+        self._run.cached_prompt_tokens += counters.prefix_hits

@@ -27,6 +27,7 @@ class Spec:
     name: str
     limit: int | None = None
     margin_ratio: float = 0.05
+    prefix_sharing: bool = True
 
     @property
     def to_search(self) -> bool:
@@ -58,6 +59,7 @@ def _config(spec: Spec, scene: Scene, policy: Policy) -> GateConfig:
         policy=policy,
         margin_ratio=spec.margin_ratio,
         jitter_seed=_jitter(scene),
+        prefix_sharing=spec.prefix_sharing,
         ttft_target_s=scene.ttft_s,
         itl_target_s=scene.itl_s,
     )

@@ -60,7 +60,7 @@ def figures(run: Run, target: Target) -> Figures:
     calls, seconds = run.calls, max(run.calls[-1].row.at_s, 1e-9)
     good = [call for call in calls if is_good(call, target)]
     retries = sum(call.retries for call in calls)
-    computed = run.computed_prompt_tokens
+    computed, needed = run.computed_prompt_tokens, run.prompt_tokens - run.cached_prompt_tokens
     return Figures(
         goodput_rps=len(good) / seconds,
         goodput_frac=len(good) / len(calls),
@@ -68,7 +68,7 @@ def figures(run: Run, target: Target) -> Figures:
         completed=sum(call.complete for call in calls),
         refused=sum(call.given_up and call.first_at is None for call in calls),
         preemptions=run.preemptions,
-        recomputed_frac=1.0 - run.prompt_tokens / computed if computed else 0.0,
+        recomputed_frac=1.0 - needed / computed if computed > needed else 0.0,
         ttft_p50_s=_quantile(calls, ttft, 0.5),
         ttft_p99_s=_quantile(calls, ttft, 0.99),
         tpot_p99_s=_quantile(calls, tpot, 0.99),

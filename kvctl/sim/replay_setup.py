@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
 
+from kvctl.sim.beginnings import with_system_prompt
 from kvctl.sim.profiles import PROFILES, Profile
 from kvctl.sim.replay import Scene
 from kvctl.sim.replay_faults import Fault, shifted
@@ -57,7 +58,11 @@ def read_profile(text: str) -> Profile:
 
 
 def engine_config(
-    profile: Profile, capacity_tokens: int | None = None, context_tokens: int | None = None
+    profile: Profile,
+    capacity_tokens: int | None = None,
+    context_tokens: int | None = None,
+    *,
+    prefix_caching: bool = False,
 ) -> EngineConfig:
     """The simulated engine; its context is at most its pool."""
     pool = POOLS.get(profile.name, POOLS["tiny-cpu"])
@@ -71,6 +76,7 @@ def engine_config(
         block_size=BLOCK,
         max_model_len=min(context_tokens or USUAL_CONTEXT, blocks * BLOCK),
         max_num_batched_tokens=pool.batched_tokens,
+        prefix_caching=prefix_caching,
     )
 
 
@@ -97,8 +103,13 @@ def make_scene(
     retries: int = 2,
     seed: int = 1,
     faults: Sequence[Fault] = (),
+    shared_prefix: int = 0,
 ) -> Scene:
-    """A stretch of a trace in front of an engine; what exceeds its context is left out. Raises SetupError."""
+    """A stretch of a trace in front of an engine; what exceeds its context is left out. Raises SetupError.
+
+    ``shared_prefix``: tokens of a system prompt that goes before every prompt.
+    """
+    rows = with_system_prompt(rows, shared_prefix)
     try:
         chosen = at_rate(window(that_fit(rows, engine.max_model_len), start, requests), rate)
     except TraceError as error:

@@ -25,6 +25,8 @@ class Page:
     preemptions: int
     prompt_tokens: int
     generation_tokens: int
+    prefix_queries: int
+    prefix_hits: int
     lengths: LengthHistogram
     started_at: float
 
@@ -35,6 +37,7 @@ class Telemetry:
     def __init__(self, config: EngineConfig, faults: Sequence[Fault]) -> None:
         self._capacity = (config.blocks - 1) * config.block_size
         self._block = config.block_size
+        self._caching = config.prefix_caching
         self._faults = faults
         self._started_at = 1.0
         self._last: Page | None = None
@@ -56,6 +59,8 @@ class Telemetry:
             preemptions=scheduler.counters.preemptions,
             prompt_tokens=scheduler.counters.prompt_tokens,
             generation_tokens=scheduler.counters.generation_tokens,
+            prefix_queries=scheduler.counters.prefix_queries,
+            prefix_hits=scheduler.counters.prefix_hits,
             lengths=LengthHistogram(
                 bounds=(*lengths.bounds, inf), counts=tuple(map(float, accumulate(lengths.counts)))
             ),
@@ -76,11 +81,13 @@ class Telemetry:
             preemptions_total=page.preemptions,
             prompt_tokens_total=page.prompt_tokens,
             generation_tokens_total=page.generation_tokens,
+            prefix_queries_total=page.prefix_queries,
+            prefix_hits_total=page.prefix_hits,
             awake=True,
             block_size=self._block,
             capacity_tokens=self._capacity,
             capacity_exact=True,
-            prefix_caching=False,
+            prefix_caching=self._caching,
             started_at=page.started_at,
             output_lengths=page.lengths,
         )

@@ -20,6 +20,8 @@ from kvctl.sim.scheduler import EngineConfig
 MOST_SEQUENCES = 16384
 COMPLETION_DEFAULT = 16
 """Output tokens of /v1/completions when no limit is sent."""
+PLAIN_DEFAULT = 512
+"""The same of /generate."""
 
 
 class RefusedError(Exception):
@@ -43,6 +45,7 @@ class Generation:
     scoring: bool  # max_tokens 0: the prompt is computed, no token is answered
     stream: bool
     include_usage: bool
+    hashes: tuple[tuple[int, ...], ...] = ()  # of the full blocks of each prompt; (): no prefix caching
 
 
 def parse_json(raw: bytes) -> dict[str, Any]:
@@ -115,6 +118,29 @@ class Reader:
             scoring=asked == 0,
             stream=bool(body.get("stream")),
             include_usage=_include_usage(body),
+            hashes=self._hashes(body, chat=chat) if self._config.prefix_caching else (),
+        )
+
+    def _hashes(self, body: Mapping[str, Any], *, chat: bool) -> tuple[tuple[int, ...], ...]:
+        size, salt = self._config.block_size, str(body.get("cache_salt") or "")
+        prompts = [text.render_chat(body)] if chat else completion_ids(body)
+        return tuple(text.block_hashes(ids, size, salt) for ids in prompts)
+
+    def read_lengths(self, body: Mapping[str, Any]) -> Generation:
+        """What to run of ``prompt_tokens`` and ``max_new_tokens``: one sequence. Raises RefusedError."""
+        prompt, asked = integer(body, "prompt_tokens"), integer(body, "max_new_tokens")
+        if prompt is None or prompt < 0 or (asked is not None and asked < 0):
+            raise _bad_request("prompt_tokens and max_new_tokens must be whole numbers from 0 on", None)
+        caps = [self._max_output(prompt, PLAIN_DEFAULT if asked is None else asked)]
+        return Generation(
+            chat=False,
+            prompts=(prompt,),
+            n=1,
+            max_outputs=tuple(caps),
+            true_outputs=self._true_outputs(body, caps),
+            scoring=asked == 0,
+            stream=bool(body.get("stream")),
+            include_usage=_include_usage(body),
         )
 
     def _asked(self, body: Mapping[str, Any], *, chat: bool) -> int | None:
@@ -179,13 +205,22 @@ def chat_prompts(body: Mapping[str, Any]) -> tuple[int, ...]:
 
 def completion_prompts(body: Mapping[str, Any]) -> tuple[int, ...]:
     """Tokens of each prompt: text, token ids, or a list of either. Raises RefusedError."""
-    prompt = body.get("prompt")
-    many = prompt if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else [prompt]
     extra = 1 if body.get("add_special_tokens", True) else 0
-    counts = [_prompt_tokens(one, extra) for one in many]
+    counts = [_prompt_tokens(one, extra) for one in _each_prompt(body)]
     if not all(counts):
         raise _bad_request("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
     return tuple(counts)
+
+
+def completion_ids(body: Mapping[str, Any]) -> list[list[int]]:
+    """Token ids of each prompt of a body that ``completion_prompts`` took."""
+    special = [text.BOS] if body.get("add_special_tokens", True) else []
+    return [[*special, *text.encode(one)] if isinstance(one, str) else one for one in _each_prompt(body)]
+
+
+def _each_prompt(body: Mapping[str, Any]) -> list[Any]:
+    prompt = body.get("prompt")
+    return prompt if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else [prompt]
 
 
 def _prompt_tokens(prompt: object, extra: int) -> int:

@@ -16,7 +16,9 @@ The behaviour that overload is made of, and that a gate must foresee:
   it goes to the *front* of waiting and later computes prompt and output so far again;
 * nothing is started in a step that preempted;
 * a sequence that outgrows the whole pool waits for ever, and all behind it, as on engines that do not
-  check.
+  check;
+* with prefix caching a sequence that starts takes over the blocks of its beginning that are still there, all
+  but the one of its last token, and computes the rest. Full blocks of prompts are kept, of answers none.
 """
 
 from collections import deque
@@ -25,6 +27,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from kvctl.sim.blocks import BlockPool
+from kvctl.sim.cache import CachingPool
 from kvctl.sim.profiles import Profile
 
 
@@ -47,6 +50,7 @@ class EngineConfig:
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     long_prefill_tokens: int = 0  # most prompt tokens of one sequence in a step; 0: as many as the step has
+    prefix_caching: bool = False
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -54,6 +58,7 @@ class Sequence:
     """One sequence. ``true_output`` is the length at which the answer is complete, ``max_output`` its cap.
 
     ``computed`` tokens have their KV in ``blocks``; the last token sampled is computed in the step after.
+    ``hashes``: of the full blocks of its prompt, each of all tokens up to its end; none: it shares nothing.
     """
 
     id: str
@@ -64,6 +69,7 @@ class Sequence:
     computed: int = 0
     preemptions: int = 0
     blocks: list[int] = field(default_factory=list)
+    hashes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if min(self.prompt, self.max_output, self.true_output) < 1:
@@ -112,6 +118,8 @@ class Counters:
     preemptions: int = 0
     prompt_tokens: int = 0  # of each sequence once, when its first token comes
     computed_prompt_tokens: int = 0  # recomputation included
+    prefix_queries: int = 0  # prompt tokens looked up in the cache, of each sequence once
+    prefix_hits: int = 0  # found there
     generation_tokens: int = 0
     steps: int = 0
     finished: dict[Finish, int] = field(default_factory=lambda: dict.fromkeys(Finish, 0))
@@ -122,7 +130,8 @@ class Scheduler:
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
-        self.pool = BlockPool(config.blocks, config.block_size)
+        self.cache = CachingPool(config.blocks, config.block_size) if config.prefix_caching else None
+        self.pool = self.cache or BlockPool(config.blocks, config.block_size)
         self.counters = Counters()
         self.running: list[Sequence] = []
         self.waiting: deque[Sequence] = deque()
@@ -228,7 +237,30 @@ class Scheduler:
     def _head_can_start(self) -> bool:
         if not self.waiting or len(self.running) >= self.config.max_num_seqs:
             return False
-        return self.pool.blocks_for(self.waiting[0].tokens) <= self.pool.free
+        return self._fits(self.waiting[0], self._cached(self.waiting[0]))
+
+    def _cached(self, sequence: Sequence) -> list[int]:
+        """The blocks that a sequence would find: the last token is always computed."""
+        if self.cache is None or not sequence.hashes:
+            return []
+        return self.cache.find(sequence.hashes, (sequence.tokens - 1) // self.config.block_size)
+
+    def _fits(self, sequence: Sequence, cached: list[int]) -> bool:
+        """Whether a sequence that finds those blocks can start."""
+        missing = self.pool.blocks_for(sequence.tokens) - len(cached)
+        if self.cache is not None and cached:
+            missing += self.cache.idle_among(cached)
+        return missing <= self.pool.free
+
+    def _take_over(self, sequence: Sequence, cached: list[int]) -> None:
+        if self.cache is None:
+            return
+        self.cache.read(cached)
+        sequence.blocks = cached
+        sequence.computed = len(cached) * self.config.block_size
+        if not sequence.preemptions:
+            self.counters.prefix_queries += sequence.tokens
+            self.counters.prefix_hits += sequence.computed
 
     def _left(self, sequence: Sequence) -> int:
         """Tokens until ``sequence`` ends."""
@@ -260,8 +292,10 @@ class Scheduler:
         chunks = []
         while self.waiting and budget > 0 and len(self.running) < self.config.max_num_seqs:
             sequence = self.waiting[0]
-            if self.pool.blocks_for(sequence.tokens) > self.pool.free:
+            cached = self._cached(sequence)
+            if not self._fits(sequence, cached):
                 break
+            self._take_over(sequence, cached)
             tokens = self._chunk(sequence, budget)
             self._allocate(sequence, tokens)
             self.running.append(self.waiting.popleft())
@@ -277,12 +311,16 @@ class Scheduler:
     def _allocate(self, sequence: Sequence, tokens: int) -> bool:
         """Blocks for ``tokens`` more of ``sequence``; False if the pool has too few."""
         missing = self.pool.blocks_for(sequence.computed + tokens) - len(sequence.blocks)
-        if missing <= 0:
-            return True
-        taken = self.pool.take(missing)
-        if taken is None:
-            return False
-        sequence.blocks += taken
+        if missing > 0:
+            taken = self.pool.take(missing)
+            if taken is None:
+                return False
+            sequence.blocks += taken
+        if self.cache is not None and sequence.computed < sequence.prompt:
+            size = self.config.block_size
+            full = range(sequence.computed // size, (sequence.computed + tokens) // size)
+            for index in full[: max(len(sequence.hashes) - full.start, 0)]:
+                self.cache.keep(sequence.blocks[index], sequence.hashes[index])
         return True
 
     def _preempt_last(self) -> Sequence:

@@ -1,4 +1,4 @@
-"""The simulated engine as an HTTP server with vLLM's OpenAI API.
+"""The simulated engine as an HTTP server with vLLM's OpenAI API, and ``/generate`` with lengths alone.
 
 A client that leaves aborts its request, streaming or not, and what it held is free again. Faults for
 tests: ``engine.pause`` (wedged: /health and /metrics answer, no token moves), ``engine.sleep``, ``die``
@@ -71,6 +71,7 @@ class SimServer:
         app.router.add_get("/v1/models", self._models)
         app.router.add_post("/tokenize", self._tokenize)
         app.router.add_post("/detokenize", self._detokenize)
+        app.router.add_post("/generate", self._plain)
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/v1/completions", self._completions)
         return app
@@ -127,10 +128,15 @@ class SimServer:
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         return await self._generate(request, chat=False)
 
+    async def _plain(self, request: web.Request) -> web.StreamResponse:
+        return await self._answer(request, self._reader.read_lengths(parse_json(await request.read())))
+
     async def _generate(self, request: web.Request, *, chat: bool) -> web.StreamResponse:
-        generation = self._reader.read(parse_json(await request.read()), chat=chat)
+        return await self._answer(request, self._reader.read(parse_json(await request.read()), chat=chat))
+
+    async def _answer(self, request: web.Request, generation: Generation) -> web.StreamResponse:
         run = _Run(self.engine, generation, self._take_serial())
-        answer = Answer(chat=chat, model=self.model)
+        answer = Answer(chat=generation.chat, model=self.model)
         try:
             run.submit()
             if generation.stream:
@@ -153,10 +159,12 @@ class _Run:
         self._tokens: asyncio.Queue[tuple[int, int, Finish | None]] = asyncio.Queue()
         caps = [cap for cap in generation.max_outputs for _ in range(generation.n)]
         prompts = [prompt for prompt in generation.prompts for _ in range(generation.n)]
+        each = generation.hashes or ((),) * len(generation.prompts)
+        hashes = [one for one in each for _ in range(generation.n)]
         self.sequences = [
-            Sequence(id=f"{serial}-{index}", prompt=prompt, max_output=cap, true_output=true)
-            for index, (prompt, cap, true) in enumerate(
-                zip(prompts, caps, generation.true_outputs, strict=True)
+            Sequence(id=f"{serial}-{index}", prompt=prompt, max_output=cap, true_output=true, hashes=known)
+            for index, (prompt, cap, true, known) in enumerate(
+                zip(prompts, caps, generation.true_outputs, hashes, strict=True)
             )
         ]
         self._place = {sequence: index for index, sequence in enumerate(self.sequences)}

@@ -95,6 +95,15 @@ def count_chat(body: Mapping[str, Any]) -> int:
     return tokens + (1 if body.get("add_generation_prompt", True) else 0)
 
 
+def block_hashes(tokens: Sequence[int], block_size: int, salt: str = "") -> tuple[int, ...]:
+    """For each full block of a prompt a hash of all tokens up to its end."""
+    known, hashes = hash(salt), []
+    for end in range(block_size, len(tokens) + 1, block_size):
+        known = hash((known, *tokens[end - block_size : end]))
+        hashes.append(known)
+    return tuple(hashes)
+
+
 def word(position: int) -> str:
     """The text of the output token at ``position``: four ASCII bytes without anything JSON would escape."""
     return _WORDS[position % len(_WORDS)]

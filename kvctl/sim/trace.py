@@ -2,7 +2,7 @@
 
 Columns: ``t_s, input_tokens, output_tokens``, and where known ``client_id`` (the tenant), ``parent_row`` and
 ``shared_prefix_tokens`` (the prompt begins with that many tokens of that row's prompt). Other columns are
-left alone. Rows are numbered from 0 in the file's order.
+left alone. Rows are numbered from 0 in the file's order; a parent stands before its children.
 """
 
 import csv
@@ -22,7 +22,11 @@ class TraceError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One request of a trace. ``parent`` None: shares its prefix with nobody."""
+    """One request of a trace. ``parent`` None: shares its prefix with nobody.
+
+    ``lineage`` is the same to the first of its ancestors: ``(end, row)``, rising: the tokens up to ``end``
+    were first in the prompt of that row.
+    """
 
     number: int
     at_s: float
@@ -31,6 +35,7 @@ class Row:
     tenant: str = ""
     parent: int | None = None
     shared_tokens: int = 0
+    lineage: tuple[tuple[int, int], ...] = ()
 
 
 def read_trace(path: Path) -> list[Row]:
@@ -41,7 +46,9 @@ def read_trace(path: Path) -> list[Row]:
         if missing:
             raise TraceError(f"{path}: no column {', '.join(missing)}")
         try:
-            rows = [_row(number, cells) for number, cells in enumerate(reader)]
+            rows: list[Row] = []
+            for number, cells in enumerate(reader):
+                rows.append(_descended(_row(number, cells), rows))
         except (ValueError, TypeError) as error:
             raise TraceError(f"{path}, line {reader.line_num}: {error}") from None
         except (OSError, EOFError) as error:  # a cut or broken gzip
@@ -103,3 +110,16 @@ def _row(number: int, cells: dict[str, str]) -> Row:
     if row.prompt_tokens < 1 or row.output_tokens < 1:
         raise ValueError(f"not a request: {row.prompt_tokens} tokens in, {row.output_tokens} out")
     return row
+
+
+def _descended(row: Row, earlier: Sequence[Row]) -> Row:
+    """The row with its lineage. Raises ValueError where its parent is no earlier row."""
+    if row.parent is None:
+        return row
+    if row.parent >= len(earlier):
+        raise ValueError(f"row {row.parent} is no parent of row {row.number}: it comes later")
+    parent = earlier[row.parent]
+    shared = min(row.shared_tokens, parent.prompt_tokens, row.prompt_tokens)
+    lineage = [(end, owner) for end, owner in parent.lineage if end < shared]
+    first = next((owner for end, owner in parent.lineage if end >= shared), parent.number)
+    return replace(row, lineage=(*lineage, (shared, first))) if shared > 0 else row

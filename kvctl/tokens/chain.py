@@ -14,11 +14,11 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from kvctl.tokens.base import Count, CountMethod
+from kvctl.tokens.begin import prefixes_of
 from kvctl.tokens.bound import SPECIALS_PER_TEXT, chat_bound, text_bound
 from kvctl.tokens.engine import EngineCounter
-from kvctl.tokens.local import LocalCounter
 from kvctl.tokens.media import MediaBounds, without_media
-from kvctl.tokens.source import FINAL, Source, Uncountable, Why
+from kvctl.tokens.source import FINAL, OwnTokenizer, Source, Uncountable, Why
 
 _NO_MEDIA_BOUNDS = MediaBounds()
 
@@ -45,7 +45,7 @@ class ChainCounter:
 
     def __init__(self, sources: Sequence[Source], *, media: MediaBounds = _NO_MEDIA_BOUNDS) -> None:
         self._sources = tuple(sources)
-        self._media = media
+        self.media = media
         self.fallbacks: Tally[tuple[CountMethod, Why]] = Tally()
         self.doubted = False
 
@@ -57,7 +57,7 @@ class ChainCounter:
     @property
     def vocab_size(self) -> int | None:
         """Token ids from here on are outside the model's vocabulary; None: not known."""
-        local = (source for source in self._sources if isinstance(source, LocalCounter))
+        local = (source for source in self._sources if isinstance(source, OwnTokenizer))
         return next((source.vocab_size for source in local), None)
 
     @property
@@ -80,7 +80,7 @@ class ChainCounter:
 
     async def count_chat(self, model: str, body: Mapping[str, Any], body_bytes: int) -> Count:
         """Tokens of a chat request; with media parts an upper bound."""
-        texts, media_tokens = without_media(body, self._media)
+        texts, media_tokens = without_media(body, self.media)
 
         async def count(source: Source) -> tuple[int, ...]:
             return (await source.chat(model, texts, body_bytes),)
@@ -94,8 +94,20 @@ class ChainCounter:
     def know_context(self, read: Callable[[], int | None]) -> None:
         """``read`` tells the engine's context length; texts far beyond it are then not tokenised at all."""
         for source in self._sources:
-            if isinstance(source, LocalCounter):
+            if isinstance(source, OwnTokenizer):
                 source.context = read
+
+    def know_engine(self, read: Callable[[], str]) -> None:
+        """``read`` tells which engine answers: each has its own words for its tokenizer."""
+        for source in self._sources:
+            if isinstance(source, EngineCounter):
+                source.know_engine(read)
+
+    def know_sharing(self, read: Callable[[], bool]) -> None:
+        """``read`` tells whether requests that begin alike share KV tokens: only then is it told how."""
+        for source in self._sources:
+            if isinstance(source, OwnTokenizer | EngineCounter):
+                source.begins = read
 
     async def verify(self, model: str) -> int | None:
         """Compare the local tokenizer with the engine's; call it whenever an engine came up.
@@ -139,7 +151,8 @@ class ChainCounter:
                 if reason.why in FINAL:
                     break
             else:
-                return Count(prompts=prompts, method=source.method, seconds=time.perf_counter() - started)
+                seconds, prefixes = time.perf_counter() - started, prefixes_of(prompts)
+                return Count(prompts=prompts, method=source.method, seconds=seconds, prefixes=prefixes)
         return Count(prompts=bound(), method=CountMethod.BOUND, seconds=time.perf_counter() - started)
 
 

@@ -14,6 +14,8 @@ from typing import Any
 import aiohttp
 
 from kvctl.tokens.base import CountMethod
+from kvctl.tokens.begin import Tokens, prefix_of
+from kvctl.tokens.foreign import Interpreter
 from kvctl.tokens.source import Uncountable, Why
 
 Ask = Callable[[bytes], Awaitable[tuple[int, bytes]]]
@@ -29,6 +31,7 @@ _AS_OPTIONS = (
 )  # /tokenize has no such fields; the template takes them as options
 MOST_PROMPTS = 64
 KEPT_ANSWERS = 1024
+MOST_BEGUN = 16_384  # tokens whose beginning is hashed on the loop: longer prompts share what nobody knows
 
 
 class EngineCounter:
@@ -52,6 +55,7 @@ class EngineCounter:
         self._max_bytes = max_bytes
         self._kept: OrderedDict[bytes, int] = OrderedDict()
         self.waiting = 0  # asked or waiting to ask: a gauge
+        self.begins: Callable[[], bool] = lambda: False  # whether it is worth knowing how prompts begin
 
     async def text(self, model: str, prompts: Sequence[str], *, add_special_tokens: bool) -> tuple[int, ...]:
         """Tokens of each prompt. Raises Uncountable."""
@@ -82,6 +86,11 @@ class EngineCounter:
             payload["chat_template_kwargs"] = options
         return await self._count(model, payload)
 
+    def know_engine(self, read: Callable[[], str]) -> None:
+        """``read`` tells which engine answers."""
+        if isinstance(self._ask, Interpreter):
+            self._ask.kind = read
+
     def forget(self) -> None:
         """Drop the kept answers: the engine may be another one now."""
         self._kept.clear()
@@ -97,7 +106,7 @@ class EngineCounter:
         if (kept := self._kept.get(key)) is not None:
             self._kept.move_to_end(key)
             return kept
-        count = _read_count(*await self._bounded(body))
+        count = _read_count(*await self._bounded(body), begins=self.begins())
         self._kept[key] = count
         if len(self._kept) > KEPT_ANSWERS:
             self._kept.popitem(last=False)
@@ -125,24 +134,17 @@ def _encode(payload: Mapping[str, Any]) -> bytes:
         raise Uncountable(Why.SHAPE, str(error)) from error
 
 
-def _read_count(status: int, answer: bytes) -> int:
+def _read_count(status: int, answer: bytes, *, begins: bool) -> int:
     if status != 200:
         raise Uncountable(Why.REFUSED, f"/tokenize answered {status}")
     try:
-        count = json.loads(answer)["count"]
+        told = json.loads(answer)
+        count = told["count"]
     except (ValueError, TypeError, KeyError) as error:
         raise Uncountable(Why.REFUSED, "/tokenize answered something else") from error
     if type(count) is not int or count < 0:
         raise Uncountable(Why.REFUSED, "/tokenize answered no count")
-    return count
-
-
-def http_ask(session: aiohttp.ClientSession, url: str, headers: Mapping[str, str] | None = None) -> Ask:
-    """An ``Ask`` over HTTP. ``url`` is the engine's /tokenize; ``headers`` may carry its API key."""
-    sent = {**(headers or {}), "Content-Type": "application/json"}
-
-    async def ask(body: bytes) -> tuple[int, bytes]:
-        async with session.post(url, data=body, headers=sent) as response:
-            return response.status, await response.read()
-
-    return ask
+    if not begins or count > MOST_BEGUN:
+        return count
+    ids = told.get("tokens")
+    return Tokens(count, prefix_of(ids)) if isinstance(ids, list) and len(ids) == count else count

@@ -2,16 +2,21 @@
 
 Reads what transformers reads: ``tokenizer.json``; ``tokenizer_config.json`` (special tokens, added tokens,
 template as text or as a named list); ``chat_template.jinja``, which wins; ``config.json`` for the vocabulary.
+
+Llama's SentencePiece tokenizers have two ways to be loaded, which differ by a token where a text begins with
+a space or a special token stands in it: transformers 5 takes the vocabulary of the file and makes the rest
+anew from the config, older ones take the file as it is. The newer way is taken; ``load_again`` has the other.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jinja2
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import AddedToken, Tokenizer, pre_tokenizers
 
 from kvctl.tokens.template import ChatTemplate
 
@@ -30,6 +35,13 @@ class ModelFiles:
     templates: Mapping[str, ChatTemplate]
     vocab_size: int | None  # ids from here on are outside; None: not known
     longest_token: int  # characters
+    load_again: Callable[[bool], Tokenizer] | None = None
+    """Loads it as transformers 5 does, or (False) as older ones; None: all do alike."""
+
+
+_MADE_ANEW = frozenset({"LlamaTokenizer", "LlamaTokenizerFast"})
+# Models that name such a class and mean another: transformers 5 knows them, and takes their file as it is.
+_TAKEN_AS_IS = ("deepseek", "internlm2", "minicpm", "phi3", "phimoe", "qwen", "llava", "molmo", "nemotron")
 
 
 def load_files(path: Path) -> ModelFiles:
@@ -40,12 +52,30 @@ def load_files(path: Path) -> ModelFiles:
     if not file.exists():
         raise TokenizerError(_advice(file, "the folder has no tokenizer.json"))
     config = _read_json(file.parent / "tokenizer_config.json")
-    tokenizer = _read_tokenizer(file)
-    _add_configured(tokenizer, config)
+    anew = _made_anew(file.parent, config)
+    tokenizer = _load(file, config, anew)
     specials = {name: text for name in _SPECIAL_NAMES if (text := _token_text(config.get(name)))}
     templates = _templates(file.parent, config, specials)
     longest = max(map(len, tokenizer.get_vocab(with_added_tokens=True)), default=1)
-    return ModelFiles(tokenizer, templates, _vocab_size(tokenizer, file.parent), longest)
+    again = partial(_load, file, config) if anew else None
+    return ModelFiles(tokenizer, templates, _vocab_size(tokenizer, file.parent), longest, again)
+
+
+def _load(file: Path, config: Mapping[str, Any], anew: bool) -> Tokenizer:
+    tokenizer = _read_tokenizer(file)
+    if anew:
+        spaced = config.get("add_prefix_space") is not False
+        scheme = ("always" if config.get("legacy") else "first") if spaced else "never"
+        tokenizer.normalizer = None
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace("\u2581", prepend_scheme=scheme, split=False)
+    _add_configured(tokenizer, config)
+    return tokenizer
+
+
+def _made_anew(folder: Path, config: Mapping[str, Any]) -> bool:
+    kind = _read_json(folder / "config.json").get("model_type")
+    as_is = isinstance(kind, str) and kind.startswith(_TAKEN_AS_IS)
+    return config.get("tokenizer_class") in _MADE_ANEW and not as_is
 
 
 def _advice(path: Path, what: str) -> str:

@@ -1,12 +1,15 @@
 """The setting ``tokenizer`` -> a counter."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from kvctl.tokens.chain import ChainCounter
 from kvctl.tokens.engine import Ask, EngineCounter
 from kvctl.tokens.files import load_files
 from kvctl.tokens.local import LocalCounter
 from kvctl.tokens.media import MediaBounds
+from kvctl.tokens.media_config import media_bounds
 from kvctl.tokens.source import Source
 
 ENGINE = "engine"
@@ -20,17 +23,21 @@ def load_counter(
     inline_bytes: int = 2048,
     workers: int = 2,
     timeout_s: float = 5.0,
-    media: MediaBounds | None = None,
+    media_tokens: Mapping[str, int | None] = MappingProxyType({}),
 ) -> ChainCounter:
     """The counter for ``setting``: a path (local, then engine, then bound), ``engine`` or ``bound``.
 
+    ``media_tokens``: bounds of media parts by kind (``image`` ...) over what the model's folder tells.
     ``ask`` reaches the engine's /tokenize; None: the engine is not asked. Reads files, which takes up to
     seconds for a large vocabulary: call it before the loop serves, or in a thread. Raises TokenizerError.
     """
     sources: list[Source] = []
+    given = {kind: number for kind, number in media_tokens.items() if number is not None}
+    media = MediaBounds(**given)
     if setting not in (ENGINE, BOUND):
         files = load_files(Path(setting).expanduser())
+        media = media_bounds(Path(setting).expanduser(), media_tokens)
         sources.append(LocalCounter(files, inline_bytes=inline_bytes, workers=workers, timeout_s=timeout_s))
     if setting != BOUND and ask is not None:
         sources.append(EngineCounter(ask, timeout_s=timeout_s))
-    return ChainCounter(sources, media=media or MediaBounds())
+    return ChainCounter(sources, media=media)

@@ -1,14 +1,16 @@
-"""Images, audio and video of a chat body: a bound per part, never their base64 as text and never 1.
+"""Images, audio and video of a body: a bound per part, never their base64 as text and never 1.
 
-How many tokens a picture takes is the model's affair (a tile count, a pixel budget) and not known here. The
-defaults cover the largest budgets that common models use unless told otherwise (Qwen2.5-VL: 16,384 for an
-image, 24,576 for a video; Whisper-like encoders: 25 tokens a second of audio). What a part adds is never
-proof of a 400.
+How many tokens a picture takes is the model's affair (a tile count, a pixel budget). The model's own folder
+tells where it is there (``tokens.media_config``); the defaults cover the largest budgets that common models
+use unless told otherwise (Qwen2.5-VL: 16,384 for an image, 24,576 for a video; Whisper-like encoders: 25
+tokens a second of audio). What a part adds is never proof of a 400.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from kvctl.tokens.bound import TOKENS_PER_SCALAR, text_bound
 
 TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal", "thinking", "tool_reference"})
 """Content parts that are text to the engine."""
@@ -28,6 +30,8 @@ _KIND_OF_KEY = {
     "video": "video",
     "prompt_embeds": "embeds",
     "file": "image",
+    "input_file": "image",
+    "document": "image",
 }
 
 
@@ -43,7 +47,26 @@ class MediaBounds:
 
     def of(self, part: Mapping[str, Any], kind: str) -> int:
         """Bound of one part."""
-        size = _longest_text(part)
+        return self._sized(kind, _longest_text(part))
+
+    def of_parts(self, parts: Any) -> int:
+        """Bound of all media among content parts; texts add nothing."""
+        kinds = [(part, _kind(part)) for part in parts] if isinstance(parts, list) else []
+        return sum(self.of(part, kind) for part, kind in kinds if kind is not None)
+
+    def of_items(self, items: Any, kind: str) -> int:
+        """Bound of one medium or a list of them (of lists), as references or base64."""
+        total, stack = 0, [items]
+        while stack:
+            item = stack.pop()
+            if isinstance(item, list):
+                stack.extend(item)
+            elif item is not None:
+                total += self._sized(kind, len(item) if isinstance(item, str) else 0)
+        return total
+
+    def _sized(self, kind: str, size: int) -> int:
+        """``size``: characters of the payload or of the reference to it."""
         if kind == "embeds":
             return max(1, -(-size // self.embeds_bytes_per_token))
         if kind == "audio":
@@ -87,3 +110,29 @@ def without_media(body: Mapping[str, Any], bounds: MediaBounds) -> tuple[Mapping
         tokens += sum(media)
         kept.append({**message, "content": [p for p, kind in kinds if kind is None]} if media else message)
     return ({**body, "messages": kept}, tokens) if tokens else (body, 0)
+
+
+def bound_of_all(body: Mapping[str, Any], bounds: MediaBounds) -> int:
+    """Most tokens of all that is written in a body of any form, media parts at their own bound.
+
+    Iterative: nesting cannot exhaust the stack.
+    """
+    total, stack = 0, [*body.keys(), *body.values()]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, str):
+            total += text_bound(item) + 2
+        elif isinstance(item, Mapping):
+            named = item.get("type")
+            kind = _KIND_OF_KEY.get(named) if isinstance(named, str) else None
+            if kind is not None:
+                total += bounds.of(item, kind)
+            else:
+                total += 2
+                stack += [*item.keys(), *item.values()]
+        elif isinstance(item, list):
+            total += 2 + len(item)
+            stack += item
+        else:
+            total += TOKENS_PER_SCALAR
+    return total

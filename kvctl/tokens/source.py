@@ -4,7 +4,9 @@ A source answers with the true number or raises ``Uncountable``; what to do inst
 Law 4: a source that is not sure raises.
 """
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -20,12 +22,13 @@ class Why(StrEnum):
     TIMEOUT = "timeout"  # not done within the deadline
     BUSY = "busy"  # too many waiting already
     TOO_LARGE = "too_large"
+    CRASHED = "crashed"  # the process that counts ended over it
     REFUSED = "refused"  # the engine's /tokenize answered an error
     UNREACHABLE = "unreachable"  # the engine's /tokenize did not answer
 
 
-FINAL = frozenset({Why.TIMEOUT, Why.TOO_LARGE})
-"""What one source could not do in time must not be asked of the engine: it would stall there."""
+FINAL = frozenset({Why.TIMEOUT, Why.TOO_LARGE, Why.CRASHED})
+"""What one source could not do in time, or broke over, must not be asked of the engine: it would there."""
 
 
 class Uncountable(Exception):  # noqa: N818 - an answer, not an error
@@ -52,3 +55,71 @@ class Source(Protocol):
     async def close(self) -> None:
         """Let go of threads and connections."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What is known of the engine when a text is counted.
+
+    ``context``: tokens, None where it is not known. ``begins``: whether to tell how prompts begin.
+    """
+
+    context: int | None = None
+    begins: bool = False
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a cache of segments did so far. ``tokenised``: characters encoded; ``spared``: known already."""
+
+    hits: int = 0
+    misses: int = 0
+    tokenised: int = 0
+    spared: int = 0
+
+
+class OwnTokenizer(ABC):
+    """A source that has the model's own tokenizer, wherever it runs.
+
+    ``context`` may be set to what reads the engine's context length, where it is known, and ``begins`` to
+    what says whether it is worth knowing how prompts begin: counts are then ``Tokens``. ``waiting``: counts
+    that are queued or under way.
+    """
+
+    method = CountMethod.LOCAL
+
+    def __init__(self, vocab_size: int | None) -> None:
+        self.vocab_size = vocab_size
+        self.context: Callable[[], int | None] = lambda: None
+        self.begins: Callable[[], bool] = lambda: False
+        self.waiting = 0
+
+    def view(self) -> View:
+        """What is known now."""
+        return View(self.context(), self.begins())
+
+    @abstractmethod
+    async def text(self, model: str, prompts: Sequence[str], *, add_special_tokens: bool) -> tuple[int, ...]:
+        """As of ``Source``."""
+
+    @abstractmethod
+    async def chat(self, model: str, body: Mapping[str, Any], body_bytes: int) -> int:
+        """As of ``Source``."""
+
+    @abstractmethod
+    async def other_way(self) -> bool:
+        """Load the tokenizer as other versions of the engine's libraries do, or back; False: all do alike."""
+
+    @property
+    @abstractmethod
+    def tally(self) -> Tally:
+        """What the cache of segments did so far."""
+
+    @property
+    @abstractmethod
+    def keeps(self) -> bool:
+        """Whether counts of segments are kept; False: with this tokenizer they do not add up."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """As of ``Source``."""

@@ -83,7 +83,7 @@ class ChatTemplate:
         tree = environment.parse(source)
         self._template = environment.from_string(source)
         self._variables = jinja2.meta.find_undeclared_variables(tree)
-        self._source = source
+        self.source = source
         self._specials = dict(specials)
         self._knows_developer = '"developer"' in source or "'developer'" in source
         self.wants_parts = wants_parts(tree)
@@ -111,7 +111,7 @@ class ChatTemplate:
         """The messages with the last one's text marked, and that text."""
         messages = copy.deepcopy(messages)
         content = messages[-1]["content"]
-        if "content" not in self._source:
+        if "content" not in self.source:
             raise Uncountable(Why.TEMPLATE, "the template prints no content to continue")
         if isinstance(content, str):
             messages[-1]["content"] = content + _CONTINUE_TAG

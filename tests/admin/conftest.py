@@ -9,10 +9,14 @@ from typing import Any
 import pytest
 
 from kvctl.admin.client import AdminClient
-from kvctl.admin.desk import Desk
+from kvctl.admin.desk import Desk, Tell
 from kvctl.admin.listeners import OwnedSocket
-from kvctl.admin.port import DaemonStatus
+from kvctl.admin.port import DaemonStatus, LastReload, Reloaded
+from kvctl.admin.reloading import Reloader
 from kvctl.admin.server import AdminApi, AdminServer
+from kvctl.control.journal import Journal
+from kvctl.core.claim import Shape
+from kvctl.core.decisions import DecisionRecord
 from kvctl.core.guards import GuardStatus
 from kvctl.core.outcomes import Absence, BudgetReason, CapacitySource, EngineState, Limit, Policy, Pressure
 from kvctl.core.overrides import Knob, Value, bounds
@@ -28,6 +32,7 @@ RANK = RankStatus(
     capacity_tokens=48_000,
     capacity_exact=True,
     kv_usage_ratio=0.25,
+    usage_gauge="vllm:kv_cache_usage_perc",
     running=3,
     waiting=0,
     preemptions_total=None,
@@ -49,6 +54,7 @@ GATE = GateStatus(
     held_tokens=9_000,
     claimed_tokens=30_000,
     unattributed_tokens=0,
+    shared_prefix_tokens=0,
     leases=3,
     context_tokens=None,
     models=("tiny",),
@@ -68,8 +74,16 @@ GATE = GateStatus(
 GPU = GpuSample(uuid="GPU-1", at=99.5, index=0, name="card", absent={"free_bytes": Absence.LOST})
 
 
-Applied = list[dict[Knob, Value]]
-NewDesk = Callable[[Applied], Desk]
+Applied = list[dict[Knob, Value | None]]
+DEFAULTS: dict[Knob, Value | None] = {
+    Knob.MARGIN: 0.05,
+    Knob.POLICY: Policy.FORECAST,
+    Knob.ENFORCE: 1.0,
+    Knob.CAPACITY_TOKENS: None,
+    Knob.MAX_CONTEXT: None,
+    Knob.QUEUE_MAX_WAIT: 0.0,
+}
+NewDesk = Callable[..., Desk]
 
 
 @dataclass
@@ -78,7 +92,33 @@ class Stand:
 
     gate: GateStatus = GATE
     draining: bool = False
+    drained_engines: dict[str, bool] = field(default_factory=dict)
     given: Settings = field(default_factory=lambda: load(None, {"KVCTL_ENGINE_URL": ENGINE}))
+    config: Path | None = None  # what a reload reads
+    says: dict[str, DecisionRecord] = field(default_factory=dict)
+    asked: list[Shape] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.reloader = Reloader(self.given, self._read, self._adopt)
+
+    def _read(self) -> Settings:
+        return load(self.config, {"KVCTL_ENGINE_URL": ENGINE})
+
+    def _adopt(self, settings: Settings) -> None:
+        self.given = settings
+
+    def outlook(self, shape: Shape) -> dict[str, DecisionRecord]:
+        self.asked.append(shape)
+        return self.says
+
+    async def reload(self) -> Reloaded:
+        return await self.reloader.reload()
+
+    def last_reload(self) -> LastReload:
+        return self.reloader.last
+
+    def metrics(self) -> tuple[bytes, str]:
+        return b"kvctl_leases 3\n", "text/plain"
 
     def status(self) -> DaemonStatus:
         return DaemonStatus(
@@ -93,8 +133,11 @@ class Stand:
     def settings(self) -> Settings:
         return self.given
 
-    def drain(self, *, draining: bool) -> None:
-        self.draining = draining
+    def drain(self, *, draining: bool, engine: str | None = None) -> None:
+        if engine is None:
+            self.draining = draining
+        else:
+            self.drained_engines[engine] = draining
 
 
 @dataclass
@@ -117,6 +160,7 @@ class Office:
     socket: Path
     state_dir: Path
     applied: Applied
+    journal: Journal
 
     async def call(self, method: str, *arguments: Any, **named: Any) -> dict[str, Any]:
         """A call of the real client, off the loop that serves it."""
@@ -133,18 +177,19 @@ def clocks() -> Clocks:
 
 @pytest.fixture
 def new_desk(tmp_path: Path, clocks: Clocks) -> NewDesk:
-    def make(applied: Applied) -> Desk:
-        def apply(values: Mapping[Knob, Value]) -> None:
+    def make(applied: Applied, tell: Tell = lambda _kind, _document: None) -> Desk:
+        def apply(values: Mapping[Knob, Value | None]) -> None:
             applied.append(dict(values))
 
         return Desk(
             limits=bounds(0, 0.5),
             ttl_max_s=86400,
-            defaults={Knob.MARGIN: 0.05, Knob.POLICY: Policy.FORECAST},
+            defaults=DEFAULTS,
             state_dir=tmp_path / "state",
             clock=lambda: clocks.mono,
             wall=lambda: clocks.wall,
             apply=apply,
+            tell=tell,
         )
 
     return make
@@ -153,10 +198,11 @@ def new_desk(tmp_path: Path, clocks: Clocks) -> NewDesk:
 @pytest.fixture
 async def office(tmp_path: Path, clocks: Clocks, new_desk: NewDesk) -> AsyncIterator[Office]:
     applied: Applied = []
-    desk, stand, path = new_desk(applied), Stand(), tmp_path / "kvctl.sock"
+    journal = Journal(100, lambda: clocks.mono, lambda: clocks.wall)
+    desk, stand, path = new_desk(applied, journal.tell), Stand(), tmp_path / "kvctl.sock"
     desk.open()
-    server = AdminServer(AdminApi(stand, desk), OwnedSocket(path))
+    server = AdminServer(AdminApi(stand, desk, journal), OwnedSocket(path))
     await server.start()
-    yield Office(desk, stand, clocks, path, tmp_path / "state", applied)
+    yield Office(desk, stand, clocks, path, tmp_path / "state", applied, journal)
     await server.close()
     await desk.close()

@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,12 @@ import uvloop
 from kvctl.admin.client import AdminClient, RefusedError
 from kvctl.admin.listeners import OwnedSocket
 from kvctl.admin.server import AdminApi, AdminServer
+from kvctl.control.journal import Journal
 from kvctl.core.overrides import Knob
 from kvctl.settings.model import SPECS
-from tests.admin.conftest import ENGINE, Applied, NewDesk, Office, Stand
+from tests.admin.conftest import DEFAULTS, ENGINE, Applied, NewDesk, Office, Stand
 
+JOURNAL = Journal(10, time.monotonic, time.time)
 BODY = {"value": "12%", "ttl_s": 1800, "reason": "preemptions since 02:10"}
 
 
@@ -68,6 +71,7 @@ async def test_status(office: Office) -> None:
         "gpus",
         "gpu_fault",
         "overrides",
+        "config",
     }
     assert (shown["mode"], shown["uptime_s"], shown["sentence"]) == (
         "active",
@@ -104,7 +108,7 @@ async def test_set_and_unset(office: Office) -> None:
         "kept": True,
         "left_s": 1800.0,
     }
-    assert office.applied[-1] == {Knob.MARGIN: 0.12, Knob.POLICY: "forecast"}
+    assert office.applied[-1] == DEFAULTS | {Knob.MARGIN: 0.12}
     shown = await office.call("get", "/v1/overrides")
     assert shown["revision"] == 1
     assert shown["active"]["margin"]["left_s"] == 1800
@@ -283,7 +287,7 @@ async def test_the_actor_is_whom_the_kernel_says(new_desk: NewDesk, tmp_path: Pa
     with tempfile.TemporaryDirectory() as folder:
         await asyncio.to_thread(Path(folder).chmod, 0o755)
         path = Path(folder) / "kvctl.sock"
-        server = AdminServer(AdminApi(Stand(), desk), OwnedSocket(path))
+        server = AdminServer(AdminApi(Stand(), desk, JOURNAL), OwnedSocket(path))
         await server.start()
 
         def as_nobody() -> "subprocess.CompletedProcess[str]":
@@ -309,7 +313,7 @@ def test_on_the_loop_that_the_daemon_uses(new_desk: NewDesk, tmp_path: Path) -> 
     async def serve() -> None:
         desk = new_desk(applied)
         desk.open()
-        server = AdminServer(AdminApi(Stand(), desk), OwnedSocket(tmp_path / "s"))
+        server = AdminServer(AdminApi(Stand(), desk, JOURNAL), OwnedSocket(tmp_path / "s"))
         await server.start()
         await asyncio.to_thread(AdminClient(tmp_path / "s").put, "/v1/overrides/margin", BODY)
         await server.close()

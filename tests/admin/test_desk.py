@@ -11,7 +11,7 @@ from kvctl.admin.desk import Desk
 from kvctl.admin.peers import Actor, user_name
 from kvctl.admin.state import StateFile
 from kvctl.core.overrides import Knob
-from tests.admin.conftest import Applied, Clocks, NewDesk
+from tests.admin.conftest import DEFAULTS, Applied, Clocks, NewDesk
 
 ANA = Actor(uid=1000, gid=1000, pid=7, user="ana")
 
@@ -63,7 +63,7 @@ async def test_a_crash_loses_nothing(
     applied: Applied = []
     after = new_desk(applied)
     after.open()
-    assert applied == [{Knob.MARGIN: 0.12, Knob.POLICY: "forecast"}]
+    assert applied == [DEFAULTS | {Knob.MARGIN: 0.12}]
     assert after.active()[Knob.MARGIN].left_s(3.0) == 60
     assert after.revision == desk.revision
     assert "margin stays at 12% for 60 s more, as ana set it: night" in caplog.text
@@ -95,7 +95,7 @@ async def test_a_state_that_nobody_can_read(
     (state / "overrides.json").write_text(content)
     desk = new_desk([])
     desk.open()
-    assert desk.values() == {Knob.MARGIN: 0.05, Knob.POLICY: "forecast"}
+    assert desk.values() == DEFAULTS
     assert "kept as" in caplog.text
     (aside,) = state.glob("overrides.json.refused-*")
     assert aside.read_text() == content

@@ -134,7 +134,7 @@ async def test_what_is_no_http_leaves_one_line_and_none_of_its_words(
 async def test_a_connection_that_is_only_held_is_closed(
     begun: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvctl.admin.server.SILENCE_S", 0.1)
+    monkeypatch.setattr("kvctl.admin.serving.SILENCE_S", 0.1)
     server = PublicServer(PublicApi(Stand()), Address("127.0.0.1", 0))
     await server.start()
     try:

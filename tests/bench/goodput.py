@@ -22,6 +22,7 @@ from tests.live.engine import Engine
 from tests.live.load import arrivals, drive
 
 POLICIES = ("none", "static", "forecast")
+ALONE = "forecast alone"  # the same gate without knowing what prompts have in common
 PATIENCE_S = 60.0
 
 
@@ -38,15 +39,20 @@ class Job:
     rate: float
     seconds: float
     seed: int
+    common: int = 0  # tokens with which all prompts begin
 
 
 def drive_one(engine: Engine, job: Job, folder: Path) -> dict[str, Any]:
     """Drive one policy through a daemon of its own, started fresh in ``folder``."""
     eventually(lambda: idle(engine), 120, "the engine is idle")
-    load = arrivals(engine, job.rate, job.seconds, job.seed, f"{job.policy} {job.seed}")
+    salt = f"{job.policy} {job.seed}"
+    load = arrivals(engine, job.rate, job.seconds, job.seed, salt, common=job.common)
     before = engine.metrics()["vllm:num_preemptions_total"]
     folder.mkdir()
-    daemon = Daemon(engine.base_url, folder, {"POLICY": job.policy, "TOKENIZER": str(engine.model)})
+    settings = {"POLICY": job.policy, "TOKENIZER": str(engine.model)}
+    if job.policy == ALONE:
+        settings |= {"POLICY": "forecast", "PREFIX_SHARING": "off"}
+    daemon = Daemon(engine.base_url, folder, settings)
     daemon.start()
     try:
         daemon.wait_ready()
@@ -74,14 +80,17 @@ def main() -> None:
     parser.add_argument("--rate", type=float, action="append", help="requests a second; may be repeated [16]")
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--seed", type=int, action="append", help="may be repeated [1]")
-    parser.add_argument("--policy", choices=POLICIES, action="append")
+    parser.add_argument("--policy", choices=(*POLICIES, ALONE), action="append")
+    parser.add_argument(
+        "--shared-prefix", type=int, default=0, metavar="N", help="tokens with which all prompts begin"
+    )
     given = parser.parse_args()
     runs = []
     with tempfile.TemporaryDirectory() as folder, Engine() as engine:
         for rate, seed in itertools.product(given.rate or [16.0], given.seed or [1]):
             policies = {}
             for policy in given.policy or POLICIES:
-                job = Job(policy, rate, given.seconds, seed)
+                job = Job(policy, rate, given.seconds, seed, given.shared_prefix)
                 policies[policy] = drive_one(engine, job, Path(folder) / f"{policy}-{rate}-{seed}")
             runs.append({"rate": rate, "seed": seed, "policies": policies})
     json.dump({"runs": runs}, sys.stdout, indent=2)

@@ -9,13 +9,13 @@ import argparse
 import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from kvctl.sim.replay import Scene
-from kvctl.sim.replay_policies import Spec, find_best, parse_policy, run_policy
+from kvctl.sim.replay_policies import WITH_MARGIN, Spec, find_best, parse_policy, run_policy
 from kvctl.sim.replay_score import Target, document
 from kvctl.sim.replay_setup import engine_config, make_scene, read_profile
 from kvctl.sim.trace import Row
@@ -26,6 +26,7 @@ LOADS = (1.3, 2.0)
 CAPPED = ("forecast", "static", "past-future")
 ANY_CAP = ("clairvoyant", "none", "kv-gauge", "concurrency=best")
 TARGET = Target()
+UNAWARE = " alone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,10 @@ class Job:
     requests: int
     policies: tuple[str, ...]
     caps: tuple[str, ...]
+    shared_prefix: int = 0  # tokens of a system prompt before every prompt
+    prefix_caching: bool = False
+    unaware: bool = False  # the gate's own policies also without knowing of prefixes
+    capacity: int | None = None  # KV tokens of the pool; None: the workload's
 
 
 @cache
@@ -51,18 +56,32 @@ def scene_of(job: Job, rate: float, cap: str) -> Scene:
     """The stretch that belongs to the seed."""
     workload = by_name(job.workload)
     rows = rows_of(job.folder, job.workload)
-    engine = engine_config(read_profile(workload.profile), workload.capacity, workload.context)
+    engine = engine_config(
+        read_profile(workload.profile),
+        job.capacity or workload.capacity,
+        workload.context,
+        prefix_caching=job.prefix_caching,
+    )
     room = max(len(rows) - job.requests, 0)
     start = 0 if room == 0 else (job.seed - 1) * 3001 % room
-    return make_scene(rows, engine, cap=cap, rate=rate, start=start, requests=job.requests, seed=job.seed)
+    return make_scene(
+        rows,
+        engine,
+        cap=cap,
+        rate=rate,
+        start=start,
+        requests=job.requests,
+        seed=job.seed,
+        shared_prefix=job.shared_prefix,
+    )
 
 
 @cache
-def saturation(folder: Path, workload: str, requests: int) -> float:
+def saturation(job: Job) -> float:
     """Requests a second that the engine completes when far more come and none has to be preempted."""
     rate = 2.0
     while True:
-        scene = scene_of(Job(folder, workload, 0.0, 1, requests, (), ()), rate, "exact")
+        scene = scene_of(job, rate, "exact")
         run = run_policy(Spec("clairvoyant"), scene)
         in_time = sum(call.ended_at is not None and call.ended_at <= scene.seconds for call in run.calls)
         if in_time < 0.6 * len(run.calls):
@@ -72,11 +91,12 @@ def saturation(folder: Path, workload: str, requests: int) -> float:
 
 def run(job: Job) -> list[dict[str, Any]]:
     """All runs of a job."""
-    rate = job.load * saturation(job.folder, job.workload, job.requests)
+    rate = job.load * saturation(replace(job, load=0.0, seed=1, policies=(), caps=(), unaware=False))
     results = []
     for cap, name in _runs(job):
         scene = scene_of(job, rate, cap)
-        spec = parse_policy(name)
+        spec = parse_policy(name.removesuffix(UNAWARE))
+        spec = replace(spec, prefix_sharing=not name.endswith(UNAWARE))
         if spec.to_search:
             spec = find_best(spec, scene, TARGET)
         found = document(run_policy(spec, scene), TARGET)
@@ -97,10 +117,16 @@ def run(job: Job) -> list[dict[str, Any]]:
 
 
 def _runs(job: Job) -> Iterator[tuple[str, str]]:
-    for name in job.policies:
-        caps = job.caps if name.partition("=")[0] in CAPPED else ("4096",)
+    own = [name + UNAWARE for name in job.policies if job.unaware and name in WITH_MARGIN]
+    for name in (*job.policies, *own):
+        caps = job.caps if _capped(name) else ("4096",)
         for cap in caps:
             yield cap, name
+
+
+def _capped(name: str) -> bool:
+    """Whether the callers' caps make a difference to a policy."""
+    return name.removesuffix(UNAWARE).partition("=")[0] in CAPPED
 
 
 def table(results: Sequence[dict[str, Any]]) -> str:
@@ -118,10 +144,10 @@ def table(results: Sequence[dict[str, Any]]) -> str:
         for cap in CAPS:
             found = [
                 cells.get((workload, load, cap, p))
-                or (cells.get((workload, load, "4096", p)) if p.partition("=")[0] not in CAPPED else None)
+                or (cells.get((workload, load, "4096", p)) if not _capped(p) else None)
                 for p in policies
             ]
-            if not any((workload, load, cap, p) in cells for p in policies if p in CAPPED):
+            if not any((workload, load, cap, p) in cells for p in policies if _capped(p)):
                 continue
             rate = next(one["rate"] for group in found if group for one in group)
             goods = "".join(f"{_goodput(group):>12}" for group in found)
@@ -150,6 +176,10 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--load", action="append", type=float)
     parser.add_argument("--seed", action="append", type=int)
     parser.add_argument("--requests", type=int, default=1500)
+    parser.add_argument("--shared-prefix", type=int, default=0, help="tokens of a common system prompt")
+    parser.add_argument("--prefix-caching", action="store_true", help="of the engine")
+    parser.add_argument("--capacity-tokens", type=int, help="KV pool; else each workload's own")
+    parser.add_argument("--unaware", action="store_true", help="the gate also without knowing of prefixes")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("-o", "--output", choices=["json", "table"], default="table")
     return parser.parse_args(argv)
@@ -167,6 +197,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             asked.requests,
             tuple(asked.policy or (*CAPPED, *ANY_CAP)),
             tuple(asked.cap or CAPS),
+            asked.shared_prefix,
+            asked.prefix_caching or asked.shared_prefix > 0,
+            asked.unaware,
+            asked.capacity_tokens,
         )
         for workload in asked.workload or [one.name for one in WORKLOADS]
         for load in asked.load or LOADS

@@ -13,9 +13,9 @@ import pytest
 from kvctl.admin.desk import Desk
 from kvctl.admin.listeners import OwnedSocket
 from kvctl.admin.server import AdminApi, AdminServer
-from kvctl.core.outcomes import Policy
-from kvctl.core.overrides import Knob, bounds
-from tests.admin.conftest import Stand
+from kvctl.control.journal import Journal
+from kvctl.core.overrides import bounds
+from tests.admin.conftest import DEFAULTS, Stand
 
 MAIN = "from kvctl.cli.main import main; main()"
 
@@ -35,6 +35,7 @@ class Daemon:
     socket: Path
     stand: Stand
     desk: Desk
+    journal: Journal
 
 
 async def kvctl_process(arguments: tuple[str, ...], env: dict[str, str]) -> Done:
@@ -58,7 +59,7 @@ async def daemon(tmp_path: Path) -> AsyncIterator[Daemon]:
     desk = Desk(
         limits=bounds(0, 0.5),
         ttl_max_s=86400,
-        defaults={Knob.MARGIN: 0.05, Knob.POLICY: Policy.FORECAST},
+        defaults=DEFAULTS,
         state_dir=tmp_path / "state",
         clock=lambda: 100.0,
         wall=lambda: 1000.0,
@@ -66,9 +67,10 @@ async def daemon(tmp_path: Path) -> AsyncIterator[Daemon]:
     )
     stand, path = Stand(), tmp_path / "kvctl.sock"
     desk.open()
-    server = AdminServer(AdminApi(stand, desk), OwnedSocket(path))
+    journal = Journal(100, lambda: 100.0, lambda: 1000.0)
+    server = AdminServer(AdminApi(stand, desk, journal), OwnedSocket(path))
     await server.start()
-    yield Daemon(path, stand, desk)
+    yield Daemon(path, stand, desk, journal)
     await server.close()
     await desk.close()
 

@@ -133,7 +133,7 @@ async def test_nobody_at_the_engines_address(doctor: Doctor, engine: SimServer) 
             "gpu_cache_usage_perc (old name)",
         ),
         ("up 1\n", "warn", "no series of vLLM"),
-        ("sglang:num_running_reqs 1\n", "fail", "the page is of sglang"),
+        ("nv_inference_count 1\n", "fail", "the page is of triton"),
     ],
 )
 async def test_pages_that_are_less_than_they_could_be(
@@ -167,7 +167,7 @@ async def test_bad_settings_are_all_there_is_to_say(kvctl: Kvctl) -> None:
     checks = json.loads(done.out)["checks"]
     assert done.status == 1
     assert {each["check"] for each in checks} == {"settings"}
-    assert any("--tpp 2: unknown flag" in each["found"] for each in checks)
+    assert any("--tpp: no flag of a plan" in each["found"] for each in checks)
 
 
 async def test_folders_that_cannot_be_written(doctor: Doctor, engine: SimServer, tmp_path: Path) -> None:

@@ -1,31 +1,14 @@
 """Every engine module over captured and hand-made pages; expected values are literals."""
 
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvctl.core.outcomes import Absence, SourceFault
-from kvctl.engines.base import Engine, PageError
+from kvctl.engines.base import Engine, PageError, Treatment
 from kvctl.engines.detect import ENGINES, engine_of_page
-
-PAGES = Path(__file__).parent / "pages"
-
-
-def page(name: str) -> str:
-    return (PAGES / name).read_text()
-
-
-@dataclass(frozen=True)
-class Case:
-    """A page and what its ranks must read as. ``absent`` names all fields without a value."""
-
-    engine: str
-    page: str
-    ranks: dict[str, dict[str, Any]]
-    absent: dict[str, Absence] = field(default_factory=dict)
-
+from tests.conformance.case import Case, page
+from tests.conformance.cases_others import OTHER_CASES
 
 MISSING = Absence.MISSING
 NEWER_THAN_0_12: dict[str, Absence] = {"waiting_for_capacity": MISSING, "awake": MISSING}
@@ -195,12 +178,15 @@ CASES = [
             "prefix_hits_total": MISSING,
         },
     ),
+    *OTHER_CASES,
 ]
 
 STRANGERS = [
     ("vllm-log-stats-off.prom", None),
-    ("sglang.prom", "sglang"),
-    ("tgi.prom", "tgi"),
+    ("vllm-0.32-idle.prom", "vllm"),
+    ("sglang-0.5.prom", "sglang"),
+    ("tgi-3.3-busy.prom", "tgi"),
+    ("llamacpp-2026-busy.prom", "llamacpp"),
 ]
 
 
@@ -212,7 +198,7 @@ def test_page_reads_as_expected(case: Case) -> None:
     for sample in samples:
         expected = case.ranks[sample.rank]
         assert {name: getattr(sample, name) for name in expected} == expected
-        assert dict(sample.absent) == case.absent
+        assert dict(sample.absent) == case.absent | case.absent_of.get(sample.rank, {})
         assert sample.at == 12.5
 
 
@@ -232,7 +218,7 @@ def test_page_names_its_engine(case: Case) -> None:
 @pytest.mark.parametrize(("name", "stranger"), STRANGERS, ids=str)
 def test_page_of_another_engine_is_a_named_state(engine: Engine, name: str, stranger: str | None) -> None:
     """C22: another engine's page is no telemetry with a name, never silent zeros."""
-    if stranger == engine.name:
+    if stranger == engine.name or (stranger, engine.name) == ("vllm", "sim"):
         pytest.skip("its own page")
     assert engine_of_page(page(name)) == stranger
     with pytest.raises(PageError) as caught:
@@ -278,3 +264,16 @@ def test_paths_and_routes_are_well_formed(engine: Engine) -> None:
         assert route.method == route.method.upper()
     keys = [(route.method, route.path) for route in engine.routes]
     assert len(keys) == len(set(keys))
+
+
+@pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
+def test_what_generates_is_posted_and_what_is_refused_has_a_hint(engine: Engine) -> None:
+    generating = [route for route in engine.routes if route.treatment is Treatment.GENERATE]
+    assert generating
+    for route in generating:
+        assert route.method == "POST"
+        default = engine.default_output(route)
+        assert default is None or default > 0
+    for route in engine.routes:
+        assert (route.treatment is Treatment.REFUSE) == bool(route.hint)
+        assert not route.admin or route.treatment is Treatment.REFUSE

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvctl.engines.base import Route, Treatment
+from kvctl.engines.base import Api, Form, Route, Treatment
 from kvctl.engines.vllm import VLLM
 
 ROUTES = json.loads((Path(__file__).parent / "pages" / "vllm-0.32-routes.json").read_text())
@@ -28,30 +28,40 @@ def test_route_of_the_capture_is_classified(method: str, path: str) -> None:
     assert classify(method, path) is not None
 
 
-GENERATES_OR_HOLDS_KV = [
-    "/v1/chat/completions/batch",
-    "/v1/responses",
-    "/v1/messages",
-    "/cohere/v2/chat",
-    "/invocations",
-    "/inference/v1/generate",
-    "/generative_scoring",
-    "/v1/systemone",
-    "/v1/embeddings",
-    "/v2/embed",
-    "/pooling",
-    "/classify",
-    "/score",
-    "/v1/score",
-    "/rerank",
-    "/v1/rerank",
-    "/v2/rerank",
-    "/v1/audio/transcriptions",
-    "/v1/audio/translations",
-]
+METERED = {
+    "/v1/chat/completions": Form.CHAT,
+    "/v1/chat/completions/batch": Form.CHAT_BATCH,
+    "/v1/completions": Form.COMPLETION,
+    "/v1/responses": Form.RESPONSES,
+    "/v1/messages": Form.MESSAGES,
+    "/inference/v1/generate": Form.VLLM_GENERATE,
+    "/invocations": Form.INVOCATIONS,
+    "/v1/audio/transcriptions": Form.AUDIO,
+    "/v1/audio/translations": Form.AUDIO,
+    "/v1/embeddings": Form.EMBED,
+    "/v2/embed": Form.EMBED,
+    "/pooling": Form.EMBED,
+    "/classify": Form.EMBED,
+    "/score": Form.SCORE,
+    "/v1/score": Form.SCORE,
+    "/generative_scoring": Form.SCORE,
+    "/rerank": Form.RERANK,
+    "/v1/rerank": Form.RERANK,
+    "/v2/rerank": Form.RERANK,
+}
 
 
-@pytest.mark.parametrize("path", GENERATES_OR_HOLDS_KV)
+@pytest.mark.parametrize(("path", "form"), METERED.items())
+def test_what_holds_kv_is_metered_by_its_form(path: str, form: Form) -> None:
+    route = classify("POST", path)
+    assert route is not None
+    assert (route.treatment, route.form) == (Treatment.GENERATE, form)
+    assert route.api is (Api.ANTHROPIC if path == "/v1/messages" else Api.OPENAI)
+
+
+@pytest.mark.parametrize(
+    "path", ["/cohere/v2/chat", "/v1/systemone", "/v1/realtime", "/v1/responses/compact"]
+)
 def test_what_cannot_be_counted_is_refused_with_a_hint(path: str) -> None:
     route = classify("POST", path)
     assert route is not None
@@ -76,7 +86,9 @@ def test_administration_is_refused_and_marked(path: str) -> None:
 @pytest.mark.parametrize(
     ("method", "path"),
     [("GET", "/v1/models"), ("GET", "/version"), ("GET", "/health"), ("GET", "/ping"), ("GET", "/metrics"),
-     ("GET", "/load"), ("POST", "/tokenize"), ("POST", "/detokenize"), ("POST", "/v1/messages/count_tokens")],
+     ("GET", "/load"), ("POST", "/tokenize"), ("POST", "/detokenize"), ("POST", "/v1/messages/count_tokens"),
+     ("GET", "/v1/responses/resp_1"), ("POST", "/v1/responses/resp_1/cancel"),
+     ("POST", "/v1/responses/render")],
 )  # fmt: skip
 def test_harmless_routes_pass(method: str, path: str) -> None:
     route = classify(method, path)
@@ -86,7 +98,12 @@ def test_harmless_routes_pass(method: str, path: str) -> None:
 
 @pytest.mark.parametrize(
     ("path", "name", "tokens"),
-    [("/v1/chat/completions", "chat", None), ("/v1/completions", "completions", 16)],
+    [
+        ("/v1/chat/completions", "chat", None),
+        ("/v1/completions", "completions", 16),
+        ("/v1/responses", "responses", None),
+        ("/inference/v1/generate", "generate", None),
+    ],
 )
 def test_generation_and_its_default_output(path: str, name: str, tokens: int | None) -> None:
     route = classify("POST", path)

@@ -434,7 +434,7 @@ async def test_credentials_of_the_url_stay_out_of_the_log(caplog: pytest.LogCapt
 
 async def test_page_of_another_engine_is_named(caplog: pytest.LogCaptureFixture) -> None:
     """C22: an SGLang page is named, in one line."""
-    engine = FakeEngine(text=(PAGES / "sglang.prom").read_text())
+    engine = FakeEngine(text=(PAGES / "sglang-0.3.prom").read_text())
     async with served(engine.metrics, engine.model_list) as port, Watched(url(port)) as watched:
         for _ in range(3):
             await watched.scraper.poll()

@@ -213,3 +213,17 @@ def test_a_planned_capacity_admits_more_than_the_fallback_and_never_proves_a_400
     large.page(capacity_tokens=None, started_at=2000.0)  # another process, which does not tell
     large.say(CapacityPlanned(None))
     assert large.status.capacity_source == "fallback"
+
+
+def test_a_request_of_many_sequences_does_not_leave_the_gate_half_shut() -> None:
+    """Eight at a time under a decode limit of 15: a refusal moves the limit, through the gate itself."""
+    talk = Conversation().up()
+    running = talk.admit(shape(100, 2000, n=8))
+    talk.gate._demand.guards.decode.limit = 15.0
+    for _ in range(60):
+        talk.tick()
+        talk.tokens(running, 8 * 8)
+        talk.page(running=8)
+        if isinstance(talk.ask(shape(100, 50, n=8)), Admit):
+            return
+    raise AssertionError("refused for twelve seconds at a fortieth of the target between tokens")

@@ -180,6 +180,34 @@ def test_after_an_outage_the_gate_opens_step_by_step() -> None:
     assert talk.changes()[-1].reason is BudgetReason.RECOVERY
 
 
+def test_after_an_outage_a_large_request_does_not_shut_out_the_small_ones() -> None:
+    """One of 7,000 tokens in a pool of 32,000 just after recovery: the next of 16 gets in within a tick."""
+    talk = Conversation().up(replace(PAGE, capacity_tokens=32_000))
+    talk.starve(1.0, SourceFault.REFUSED)
+    talk.page()
+    assert talk.budget < 7000
+    talk.admit(shape(6900, 100))
+    assert talk.refuse(shape(8, 8)).reason is RejectReason.KV_BUDGET
+    talk.tick()
+    talk.page()
+    assert talk.admit(shape(8, 8))
+
+
+def test_after_an_outage_callers_do_not_come_in_as_one_wave() -> None:
+    """Two hundred wait for a pool that holds sixty: a tenth of it opens in each tick, and no more."""
+    talk = Conversation().up()
+    talk.starve(1.0, SourceFault.REFUSED)
+    talk.page()
+    one, admitted = shape(700, 20), []
+    for _ in range(12):
+        admitted.append(talk.admitted_of(200, one))
+        talk.tick()
+        talk.page()
+    step = 0.1 * 45_600 / 720
+    assert max(admitted) <= 1.5 * step + 1
+    assert sum(admitted) >= 55
+
+
 def test_a_page_that_says_nothing_leaves_the_fallback() -> None:
     """C07: 200 without a series of the engine, after it had been good."""
     talk = Conversation().up()

@@ -3,6 +3,8 @@
 from itertools import pairwise
 from math import inf
 
+import pytest
+
 from kvctl.core.claim import Limits, Shape, claim
 from kvctl.core.guards import (
     FEWEST_RATES,
@@ -149,6 +151,68 @@ def test_a_limit_that_does_not_bind_is_left_alone() -> None:
         decoding(ledger, 0.02, float(second), 0.0)
         guard.adjust(ledger, ledger.sequences, float(second))
     assert guard.limit == inf
+
+
+def refused_for_decode(guards: Guards, ledger: Ledger, now: float) -> bool:
+    refusal = guards.refuse(lease("next").claim, ledger, now)
+    if refusal is not None:
+        guards.turned_away(refusal.reason)
+    return refusal is not None and refusal.reason is RejectReason.DECODE_CONCURRENCY
+
+
+@pytest.mark.parametrize("limit", [1.5, 2.9, 6.9, 7.0, 8.95, 40.0])
+def test_no_limit_is_a_lock_in_between_two_whole_numbers(limit: float) -> None:
+    """At 6.9 six run, less than 90 % of it: a replay stayed at six, with a fifth of the target used."""
+    guards, ledger = Guards(None, 0.1, None), crowd(int(limit))
+    guards.decode.limit = limit
+    for second in range(1, 20):
+        decoding(ledger, 0.02, float(second), 0.0)
+        refused_for_decode(guards, ledger, float(second))
+        guards.decode.adjust(ledger, ledger.sequences, float(second))
+    assert not refused_for_decode(guards, ledger, 20.0)
+
+
+def test_a_request_of_many_sequences_moves_the_limit_that_refuses_it() -> None:
+    """Eight at a time under a limit of 15: one request runs, and the next needs a higher limit."""
+    guards, ledger = Guards(None, 0.1, None), Ledger()
+    ledger.open(lease("many", n=8))
+    guards.decode.limit = 15.0
+    for second in range(1, 10):
+        decoding(ledger, 0.02 / 8, float(second), 0.0)
+        refusal = guards.refuse(lease("next", n=8).claim, ledger, float(second))
+        if refusal is not None:
+            guards.turned_away(refusal.reason)
+        guards.decode.adjust(ledger, ledger.sequences, float(second))
+    assert guards.decode.limit >= 16.0
+
+
+def test_a_limit_left_by_streams_is_tried_again_where_no_pace_is_seen_any_more() -> None:
+    """Answers of a few tokens, or none shown until their end: nothing is read, and nothing may stay shut."""
+    guards, ledger = Guards(None, 0.1, None), crowd(3)
+    guards.decode.limit = 3.0
+    for second in range(1, 30):
+        if not refused_for_decode(guards, ledger, float(second)):
+            break
+        guards.decode.adjust(ledger, ledger.sequences, float(second))
+    assert guards.decode.limit >= 4.0
+    assert guards.decode.measured_s is None
+
+
+def test_a_standing_engine_does_not_open_the_gate() -> None:
+    """No token for some seconds is no good pace."""
+    guards, ledger = Guards(None, 0.1, None), crowd(10)
+    guards.decode.limit = 10.0
+    for second in (8.0, 10.0):
+        decoding(ledger, 0.08, second, 0.0)
+        guards.decode.adjust(ledger, ledger.sequences, second)
+    before = guards.decode.limit
+    assert guards.decode.measured_s is not None
+    ledger.open(lease("one more"))
+    ledger.open(lease("and another"))
+    for second in range(12, 16):
+        assert refused_for_decode(guards, ledger, float(second))
+        guards.decode.adjust(ledger, ledger.sequences, float(second))
+    assert guards.decode.limit == before
 
 
 def test_a_crowd_of_the_past_is_not_held_against_a_long_answer() -> None:

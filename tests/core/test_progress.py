@@ -26,6 +26,16 @@ def test_a_token_is_never_more_than_one_event_and_the_ratio_has_a_bound() -> Non
     assert many.tokens_per_event <= MOST_TOKENS_PER_EVENT
 
 
+def test_a_page_that_lags_does_not_make_events_look_like_more_tokens() -> None:
+    """C11: one token each, in surges of some seconds, and a counter that is two seconds late."""
+    pace, seen = Pace(), [20 if (i // 25) % 2 else 80 for i in range(600)]
+    pace.page(None, 10, 0.0)
+    for i in range(1, 600):
+        pace.events_seen(seen[i])
+        pace.page(float(seen[i - 10] if i >= 10 else 0), 10, i * 0.2)
+        assert pace.tokens_per_event <= 1.1
+
+
 def test_traffic_that_shows_no_events_teaches_nothing_about_them() -> None:
     pace = Pace()
     pace.page(None, 10, 0.0)

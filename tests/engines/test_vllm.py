@@ -1,5 +1,6 @@
 import contextlib
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,8 @@ def test_preferred_name_speaks_alone_even_if_it_says_nothing_good() -> None:
 def test_re_exported_page_reads_as_the_original() -> None:
     """C23: colons turned into underscores and a worker_addr label change nothing."""
     copy = PAGE.replace("vllm:", "vllm_").replace('engine="0"', 'engine="0",worker_addr="10.0.0.1:8000"')
-    assert parse(copy) == parse(PAGE)
+    assert parse(copy).usage_gauge == "vllm_kv_cache_usage_perc"
+    assert replace(parse(copy), usage_gauge="vllm:kv_cache_usage_perc") == parse(PAGE)
 
 
 def test_equal_copies_are_one_and_not_summed() -> None:

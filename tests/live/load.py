@@ -62,16 +62,30 @@ def _prompt(rng: random.Random, tokenizer: Tokenizer, words: list[str]) -> str:
     return text
 
 
-def arrivals(engine: Engine, rate: float, seconds: float, seed: int, salt: str) -> list[Arrival]:
-    """Poisson arrivals; times and lengths follow from ``seed``, the prompts' text from ``salt`` too."""
+def _beginning(salt: str, tokens: int, tokenizer: Tokenizer, words: list[str]) -> str:
+    """A text of about so many tokens, in steps of a sentence."""
+    rng, text = random.Random(f"beginning {salt}"), ""
+    while len(tokenizer.encode(text)) < tokens:
+        text += " ".join(rng.choices(words, k=12)) + ". "
+    return text
+
+
+def arrivals(
+    engine: Engine, rate: float, seconds: float, seed: int, salt: str, *, common: int = 0
+) -> list[Arrival]:
+    """Poisson arrivals; times and lengths follow from ``seed``, the prompts' text from ``salt`` too.
+
+    All prompts begin with the same ``common`` tokens.
+    """
     rng, texts = random.Random(seed), random.Random(f"{seed} {salt}")
     tokenizer = Tokenizer.from_file(str(engine.model / "tokenizer.json"))
     words = [word for line in corpus_lines() if line.isascii() for word in line.split()]
+    beginning = _beginning(salt, common, tokenizer, words)
     found, at = [], rng.expovariate(rate)
     while at < seconds:
         length = rng.lognormvariate(math.log(MEAN_OUTPUT) - SIGMA**2 / 2, SIGMA)
         output = max(4, min(DECLARED_CAP, round(length)))
-        found.append(Arrival(at, _prompt(texts, tokenizer, words), output))
+        found.append(Arrival(at, beginning + _prompt(texts, tokenizer, words), output))
         at += rng.expovariate(rate)
     return found
 

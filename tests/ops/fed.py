@@ -22,8 +22,10 @@ from kvctl.core.events import (
 from kvctl.core.gate import Gate
 from kvctl.core.outcomes import EndReason, Policy, SourceFault
 from kvctl.core.overrides import Overrides, bounds
+from kvctl.core.residuals import FEWEST_LOOKS
 from kvctl.core.supply import GateConfig
 from kvctl.core.telemetry import EngineInfo, GpuSample, RankSample
+from kvctl.core.tenants import TenantRule
 from kvctl.gpu.base import GpuReading
 from kvctl.metrics import Metrics, SourceView
 from kvctl.metrics.catalog import DISCONNECT_PHASES, OUTCOMES, UPSTREAM_ERRORS
@@ -41,7 +43,7 @@ class Fed:
     def __init__(self) -> None:
         self.now = 1000.0
         self.arrived = self.output_tokens = 0
-        self.gate = Gate(GateConfig(max_num_seqs=256))
+        self.gate = Gate(GateConfig(max_num_seqs=256, tenants=(TenantRule(name="team-a"),)))
         self.keeper = Gatekeeper(self.gate, lambda: self.now)
         self.overrides = Overrides(bounds(0.0, 0.5), 86400.0)
         self.reading = GpuReading()
@@ -122,6 +124,16 @@ class Fed:
                 self.step(Progressed(names[number - 1], 1), seconds=0.01)
         self.step(*(Ended(name, EndReason.FINISHED, 1, 64) for name in names if name in self.gate.ledger))
 
+    def looked_at(self, looks: int) -> None:
+        """A few answers for so long that as many forecasts come due."""
+        names = [f"looked at {n}" for n in range(5)]
+        shape = Shape(route="chat", model="tiny", prompts=(64,), asked_output=4000, stream=True)
+        self.step(*(Arrived(name, shape) for name in names))
+        for _ in range(2 * looks):
+            self.step(*(Progressed(name, 8) for name in names), Ticked(), seconds=4.0)
+            self.scrape()
+        self.step(*(Ended(name, EndReason.FINISHED, 99, 64) for name in names if name in self.gate.ledger))
+
     def slow_answer(self) -> None:
         """A stream far below the target between tokens."""
         shape = Shape(route="completions", model="tiny", prompts=(64,), asked_output=64, stream=True)
@@ -150,6 +162,7 @@ def fed() -> Fed:
     made.overrides.set(
         "margin", 0.12, ttl_s=600, reason="night", actor="me", now_mono=made.now, now_wall=WALL
     )
+    made.looked_at(FEWEST_LOOKS)
     made.prompts(10)
     made.slow_answer()
     _data_plane(made.metrics, (0.00002, 0.0007, 0.004, 0.4, 90.0, 900.0))

@@ -9,7 +9,7 @@ import threading
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,11 @@ from typing import Any
 PROGRAM = shutil.which("prometheus")
 PROMTOOL = shutil.which("promtool")
 MISSING = "Prometheus is not installed (Debian package prometheus)"
-_CONFIG = "global: {scrape_interval: 250ms, scrape_timeout: 250ms}\nscrape_configs:\n"
+_CONFIG = """
+global: {{scrape_interval: 250ms, scrape_timeout: 250ms, evaluation_interval: 250ms}}
+rule_files: {rules}
+scrape_configs:
+"""
 _JOB = """
   - job_name: {job}
     metrics_path: {path}
@@ -53,6 +57,11 @@ class Prometheus:
         result: list[dict[str, Any]] = answer["data"]["result"]
         return result
 
+    def firing(self) -> dict[str, dict[str, Any]]:
+        """The alerts that fire now, by name."""
+        alerts = self._get("/api/v1/alerts")["data"]["alerts"]
+        return {each["labels"]["alertname"]: each for each in alerts if each["state"] == "firing"}
+
     def targets(self) -> list[dict[str, Any]]:
         """How the scraping goes."""
         targets: list[dict[str, Any]] = self._get("/api/v1/targets")["data"]["activeTargets"]
@@ -75,10 +84,11 @@ class Prometheus:
 
 
 @contextlib.contextmanager
-def scraping(pages: Mapping[str, str], folder: Path) -> Iterator[Prometheus]:
+def scraping(pages: Mapping[str, str], folder: Path, rules: Sequence[Path] = ()) -> Iterator[Prometheus]:
     """A Prometheus that scrapes ``pages`` (URL by job), ready when it has scraped often enough for rates."""
     config = folder / "prometheus.yml"
-    config.write_text(_CONFIG + "".join(_job(job, url) for job, url in pages.items()))
+    head = _CONFIG.format(rules=json.dumps([str(path) for path in rules]))
+    config.write_text(head + "".join(_job(job, url) for job, url in pages.items()))
     port = free_port()
     command = [
         str(PROGRAM),

@@ -11,36 +11,87 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+from kvctl.admin.client import AdminClient
 from kvctl.gpu.simulated import SimulatedCard
 from tests.ops.prometheus import free_port
 
 CALLERS = 12
 GIB = 1 << 30
-_ENGINE = "-m kvctl.sim --port 0 --with-stdin --blocks 300 --max-model-len 4000"
+_ENGINE = "-m kvctl.sim --port {engine_port} --with-stdin --blocks 300 --max-model-len 4000"
 _SETTINGS = """
-engine_url = "{engine}"
+engine_url = "http://127.0.0.1:{engine_port}"
 listen = "127.0.0.1:{port}"
 admin_listen = "127.0.0.1:{admin_port}"
 admin_socket = "{folder}/admin.sock"
 state_dir = "{folder}"
 tokenizer = "bound"
 gpu_interval = "200ms"
+drain_timeout = "0s"
 """
+
+
+class Stage:
+    """Engine, daemon, card and callers, each of which can be taken away and given back."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.card = SimulatedCard(24 * GIB, 20 * GIB, path=folder / "card.json")
+        self.admin = AdminClient(folder / "admin.sock")
+        self.config = folder / "kvctl.toml"
+        self._ports = {"port": free_port(), "admin_port": free_port(), "engine_port": free_port()}
+        self._open: dict[str, contextlib.ExitStack] = {}
+        self.config.write_text(_SETTINGS.format(folder=folder, **self._ports))
+
+    @property
+    def metrics_url(self) -> str:
+        """The daemon's own page."""
+        return f"http://127.0.0.1:{self._ports['admin_port']}/metrics"
+
+    def start(self, name: str) -> None:
+        """``engine``, ``kvctl`` or ``callers`` begins; the first two are ready when this returns."""
+        made = {"engine": self._engine, "kvctl": self._kvctl, "callers": self._callers}[name]
+        stack = contextlib.ExitStack()
+        stack.enter_context(made())
+        self._open[name] = stack
+
+    def stop(self, name: str) -> None:
+        """It ends."""
+        self._open.pop(name).close()
+
+    def close(self) -> None:
+        """Everything ends, the last first."""
+        for name in reversed(list(self._open)):
+            self.stop(name)
+
+    def _engine(self) -> contextlib.AbstractContextManager[str]:
+        arguments = _ENGINE.format(**self._ports).split()
+        return _child(self.folder, "engine", arguments, r"(http://\S+)")
+
+    def _kvctl(self) -> contextlib.AbstractContextManager[str]:
+        options = [f"--config={self.config}", f"--card={self.folder / 'card.json'}"]
+        return _child(self.folder, "kvctl", ["-m", "kvctl.cli.demo_daemon", *options], r"listens on")
+
+    def _callers(self) -> contextlib.AbstractContextManager[None]:
+        return _callers(f"http://127.0.0.1:{self._ports['port']}/v1/completions")
+
+
+@contextlib.contextmanager
+def open_stage(folder: Path) -> Iterator[Stage]:
+    """All of it, running."""
+    stage = Stage(folder)
+    try:
+        for name in ("engine", "kvctl", "callers"):
+            stage.start(name)
+        yield stage
+    finally:
+        stage.close()
 
 
 @contextlib.contextmanager
 def loaded_kvctl(folder: Path) -> Iterator[str]:
     """The URL of the metrics page of a kvctl that refuses some of what it is asked."""
-    SimulatedCard(24 * GIB, 20 * GIB, path=folder / "card.json")
-    with contextlib.ExitStack() as stack:
-        engine = stack.enter_context(_child(folder, "engine", _ENGINE.split(), r"(http://\S+)"))
-        ports = {"port": free_port(), "admin_port": free_port()}
-        config = folder / "kvctl.toml"
-        config.write_text(_SETTINGS.format(engine=engine, folder=folder, **ports))
-        daemon = ["-m", "kvctl.cli.demo_daemon", f"--config={config}", f"--card={folder / 'card.json'}"]
-        stack.enter_context(_child(folder, "kvctl", daemon, r"listens on"))
-        stack.enter_context(_callers(f"http://127.0.0.1:{ports['port']}/v1/completions"))
-        yield f"http://127.0.0.1:{ports['admin_port']}/metrics"
+    with open_stage(folder) as stage:
+        yield stage.metrics_url
 
 
 @contextlib.contextmanager

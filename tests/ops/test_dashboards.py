@@ -1,4 +1,3 @@
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -8,15 +7,17 @@ from typing import Any
 import pytest
 
 from grafana import generate
+from grafana.boards import BOARDS
 from grafana.generate import dashboard, expression
-from grafana.panels import OVERVIEW
+from grafana.panels_overview import OVERVIEW
 from grafana.rules import Panel, PanelError, Query, check, metrics_of
 from kvctl.metrics import CATALOG
+from tests.ops.grafana_schema import DASHBOARD, complaints
 
 FOLDER = Path(generate.__file__).parent
-BOARD = dashboard()
-SHOWN = [panel for panel in BOARD["panels"] if panel["type"] != "row"]
-DECLARED = [panel for row in OVERVIEW for panel in row.panels]
+MADE = {board.uid: dashboard(board) for board in BOARDS}
+SHOWN = [panel for made in MADE.values() for panel in made["panels"] if panel["type"] != "row"]
+each_board = pytest.mark.parametrize("board", MADE.values(), ids=list(MADE))
 GOOD = Panel(
     title="t", about="About.", unit="short", queries=(Query(expr="sum(kvctl_leases{})", legend="{{engine}}"),)
 )
@@ -33,31 +34,55 @@ def everything(node: Any) -> Iterator[tuple[str, Any]]:
             yield from everything(value)
 
 
-def test_the_file_is_what_the_generator_writes() -> None:
-    text = (FOLDER / "dashboards" / "kvctl-overview.json").read_text()
-    assert text == generate.text(), "run: python -m grafana.generate"
+@pytest.mark.parametrize("name", generate.files())
+def test_the_file_is_what_the_generator_writes(name: str) -> None:
+    assert (FOLDER / name).read_text() == generate.files()[name], "run: python -m grafana.generate"
 
 
-def test_identity() -> None:
+@each_board
+def test_it_is_of_grafanas_classic_model(board: dict[str, Any]) -> None:
+    assert list(complaints(board, DASHBOARD)) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"panels": [{"type": "gauge3d"}]}, "panels[0].type"),
+        ({"titel": "x"}, "titel"),
+        ({"title": 1}, "title"),
+        ({"schemaVersion": 38}, "schemaVersion"),
+    ],
+)
+def test_what_is_not_of_the_model_is_found(change: dict[str, Any], said: str) -> None:
+    assert said in "\n".join(complaints(MADE["kvctl-overview"] | change, DASHBOARD))
+
+
+@each_board
+def test_identity(board: dict[str, Any]) -> None:
     """F15, F14: stable uid, no numeric id, no __inputs, a schema that Grafana 10 takes."""
-    assert BOARD["uid"] == "kvctl-overview"
-    assert BOARD["schemaVersion"] == 39
-    assert {"kvctl", "vllm"} <= set(BOARD["tags"])
-    assert "id" not in BOARD
-    assert "__inputs" not in BOARD
+    assert board["schemaVersion"] == 39
+    assert {"kvctl", "vllm"} <= set(board["tags"])
+    assert "id" not in board
+    assert "__inputs" not in board
 
 
-def test_no_datasource_but_the_variable() -> None:
+def test_the_uids_are_those_that_links_know() -> None:
+    assert list(MADE) == ["kvctl-overview", "kvctl-admission", "kvctl-engine"]
+
+
+@each_board
+def test_no_datasource_but_the_variable(board: dict[str, Any]) -> None:
     """F14, F15: every datasource is the variable, nowhere a literal uid."""
-    sources = [value for key, value in everything(BOARD) if key == "datasource"]
-    assert len(sources) > len(SHOWN)
+    sources = [value for key, value in everything(board) if key == "datasource"]
+    assert len(sources) > len(board["panels"])
     assert all(source == {"type": "prometheus", "uid": "${datasource}"} for source in sources)
-    assert [uid for key, uid in everything(BOARD) if key == "uid"].count("${datasource}") == len(sources)
+    assert [uid for key, uid in everything(board) if key == "uid"].count("${datasource}") == len(sources)
 
 
-def test_variables_narrow_one_another() -> None:
+@each_board
+def test_variables_narrow_one_another(board: dict[str, Any]) -> None:
     """F14: the first variable is of type datasource."""
-    variables = BOARD["templating"]["list"]
+    variables = board["templating"]["list"]
     assert [variable["name"] for variable in variables] == ["datasource", "job", "instance", "engine"]
     assert variables[0]["type"] == "datasource"
     assert "$job" in variables[2]["definition"]
@@ -98,8 +123,9 @@ def test_every_query_is_bound_to_the_variables(panel: dict[str, Any]) -> None:
         assert re.findall(r"\[(.*?)\]", target["expr"]) == ["$__rate_interval"] * target["expr"].count("[")
 
 
-def test_ids_are_unique_and_nothing_overlaps() -> None:
-    panels = BOARD["panels"]
+@each_board
+def test_ids_are_unique_and_nothing_overlaps(board: dict[str, Any]) -> None:
+    panels = board["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     taken: set[tuple[int, int]] = set()
     for panel in panels:
@@ -124,8 +150,9 @@ def test_the_first_row_is_what_the_daemon_exists_for() -> None:
     } <= shown
 
 
-def test_annotations_ask_for_known_metrics() -> None:
-    for annotation in BOARD["annotations"]["list"]:
+@each_board
+def test_annotations_ask_for_known_metrics(board: dict[str, Any]) -> None:
+    for annotation in board["annotations"]["list"]:
         assert metrics_of(annotation["expr"])
 
 
@@ -175,6 +202,6 @@ def test_provisioning_fixes_no_datasource_uid() -> None:
         assert not re.search(r"^\s*uid:", path.read_text(), re.MULTILINE)
 
 
-def test_no_dashboard_of_another_time_lies_about() -> None:
-    assert [path.name for path in (FOLDER / "dashboards").iterdir()] == ["kvctl-overview.json"]
-    json.loads((FOLDER / "dashboards" / "kvctl-overview.json").read_text())
+def test_nothing_of_another_time_lies_about() -> None:
+    made = {name.removeprefix("dashboards/") for name in generate.files() if name.startswith("dashboards/")}
+    assert {path.name for path in (FOLDER / "dashboards").iterdir()} == made

@@ -13,15 +13,17 @@ from pathlib import Path
 
 import pytest
 
+from grafana.boards import BOARDS
 from grafana.generate import dashboard, expression
-from grafana.panels import OVERVIEW
+from grafana.panels_overview import OVERVIEW
 from grafana.rules import Panel, Query
 from kvctl.metrics import CONTENT_TYPE
 from tests.ops.fed import Fed, fed
 from tests.ops.prometheus import MISSING, PROGRAM, PROMTOOL, Prometheus, expand, fetch, scraping, serving
 from tests.ops.stage import loaded_kvctl
 
-PANELS = [panel for row in OVERVIEW for panel in row.panels]
+PANELS = [panel for board in BOARDS for row in board.rows for panel in row.panels]
+NAMES = [f"{board.uid}: {panel.title}" for board in BOARDS for row in board.rows for panel in row.panels]
 CONFIG = Path(__file__).parent.parent.parent / "grafana" / "prometheus" / "prometheus.yml"
 needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason=MISSING)
 
@@ -99,14 +101,14 @@ def test_promtool_on_the_page_of_a_loaded_kvctl(kvctl: str, prometheus: Promethe
     assert promtool_check(fetch(kvctl)) == (0, "")
 
 
-@pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel.title)
+@pytest.mark.parametrize("panel", PANELS, ids=NAMES)
 def test_every_query_of_every_panel_has_series(prometheus: Prometheus, panel: Panel) -> None:
     for query in panel.queries:
         assert prometheus.query(asked(query, "everything")), query.expr
         prometheus.query(expand(expression(query), "everything"))  # as it is: it parses
 
 
-@pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel.title)
+@pytest.mark.parametrize("panel", PANELS, ids=NAMES)
 def test_every_panel_shows_a_loaded_kvctl(prometheus: Prometheus, panel: Panel) -> None:
     for query in panel.queries:
         assert prometheus.query(asked(query, "kvctl")) or panel.empty, query.expr
@@ -142,5 +144,5 @@ def test_variables_select(prometheus: Prometheus) -> None:
 
 
 def test_annotations_parse(prometheus: Prometheus) -> None:
-    for annotation in dashboard()["annotations"]["list"]:
+    for annotation in dashboard(BOARDS[0])["annotations"]["list"]:
         prometheus.query(expand(annotation["expr"], ".*"))

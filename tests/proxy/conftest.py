@@ -1,10 +1,16 @@
 import asyncio
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 
 import pytest
 import uvloop
+
+from kvctl.engines.vllm import VLLM
+from kvctl.proxy.bodies import Reader
+from kvctl.tokens.chain import ChainCounter
+from kvctl.tokens.load import load_counter
+from tests.tokens.tiny import write
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -37,3 +43,23 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         check=True, capture_output=True,
     )  # fmt: skip
     return cert, key
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model's tokenizer and template."""
+    return write(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+async def tiny_counter(tiny_folder: Path) -> AsyncIterator[ChainCounter]:
+    """Counts with that model's own files."""
+    counter = load_counter(str(tiny_folder))
+    yield counter
+    await counter.close()
+
+
+@pytest.fixture
+def tiny_reader(tiny_counter: ChainCounter) -> Reader:
+    """Reads bodies as before a vLLM with a context of 8,192 tokens."""
+    return Reader(tiny_counter, VLLM(), vocab_size=tiny_counter.vocab_size, context=lambda: 8192)

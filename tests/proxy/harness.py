@@ -12,13 +12,13 @@ from typing import Any
 from kvctl.control.gatekeeper import Gatekeeper
 from kvctl.core.events import Command, DrainChanged, EngineDescribed, LeaseEnded
 from kvctl.core.gate import Gate
-from kvctl.core.outcomes import EndReason, Policy, ProxyFault
+from kvctl.core.outcomes import ChoiceReason, EndReason, Policy, ProxyFault
 from kvctl.core.supply import GateConfig
 from kvctl.core.telemetry import EngineInfo
 from kvctl.engines.vllm import VLLM
 from kvctl.proxy.bodies import Reader
 from kvctl.proxy.pool import Upstream
-from kvctl.proxy.seams import ProxyConfig, Served
+from kvctl.proxy.seams import Backend, Lane, ProxyConfig, Served
 from kvctl.proxy.server import Proxy
 from kvctl.tokens.base import Count, CountMethod
 
@@ -212,6 +212,7 @@ class Recorder:
     faults: list[ProxyFault] = field(default_factory=list)
     methods: list[CountMethod] = field(default_factory=list)
     admissions: int = 0
+    choices: list[tuple[str, ChoiceReason]] = field(default_factory=list)
 
     def served(self, record: Served) -> None:
         self.records.append(record)
@@ -226,6 +227,9 @@ class Recorder:
 
     def fault(self, word: ProxyFault) -> None:
         self.faults.append(word)
+
+    def chosen(self, engine: str, reason: ChoiceReason) -> None:
+        self.choices.append((engine, reason))
 
 
 @dataclass
@@ -333,10 +337,7 @@ async def rig(
         **upstream_options,
     )
     proxy = Proxy(
-        keeper=keeper,
-        upstream=upstream,
-        engine=adapter,
-        reader=reader or Reader(WordCounter(), adapter),
+        backends=[Backend(upstream, adapter, reader or Reader(WordCounter(), adapter), [Lane(keeper)])],
         config=config or ProxyConfig(),
         metrics=seen,
         ready=ready,

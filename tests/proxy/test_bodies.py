@@ -1,7 +1,7 @@
 """The engine's words in here were taken from vLLM 0.32.0 for the same bodies."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +9,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvctl.engines.base import Api, Form, Route, Treatment
+from kvctl.engines.base import Api, Engine, Form, Route, Treatment
+from kvctl.engines.llamacpp import LlamaCpp
+from kvctl.engines.sglang import SGLang
+from kvctl.engines.tgi import TGI
 from kvctl.engines.vllm import VLLM
 from kvctl.proxy.bodies import Parsed, Reader
 from kvctl.proxy.errors import bad_request
 from kvctl.proxy.limits import BadRequest
-from kvctl.tokens.base import CountMethod
+from kvctl.tokens.base import Count, CountMethod
 from kvctl.tokens.chain import ChainCounter
 from kvctl.tokens.load import load_counter
 from tests.tokens.tiny import write
@@ -358,6 +361,33 @@ async def test_other_routes_are_bounded_by_all_that_they_say(reader: Reader) -> 
     assert (await parsed(reader, OTHER, {"max_tokens": -1})).shape.asked_output is None
 
 
+class PrefixCounter:
+    """Knows how each prompt begins."""
+
+    async def count_text(
+        self, model: str, prompts: Sequence[str], *, add_special_tokens: bool = True
+    ) -> Count:
+        del model, add_special_tokens
+        begins = tuple(((5, hash(prompt)),) for prompt in prompts)
+        return Count(prompts=(20,) * len(prompts), method=CountMethod.LOCAL, prefixes=begins)
+
+    async def count_chat(self, model: str, body: Mapping[str, Any], body_bytes: int) -> Count:
+        del body_bytes
+        return await self.count_text(model, [str(body["messages"])])
+
+
+async def test_how_prompts_begin_is_told_where_it_is_known_of_each() -> None:
+    reader = Reader(PrefixCounter(), VLLM())
+    texts = (await parsed(reader, TEXT, {"prompt": ["a", "b"]})).shape
+    assert texts.prefixes == (((5, hash("a")),), ((5, hash("b")),))
+    batch = (await parsed(reader, BATCH, {"messages": [[USER], [USER]]})).shape
+    assert len(batch.prefixes) == 2
+    cut = (await parsed(reader, TEXT, {"prompt": "a", "truncate_prompt_tokens": 7})).shape
+    assert cut.prefixes == ()
+    with_embeds = (await parsed(reader, TEXT, {"prompt": "a", "prompt_embeds": "QQ=="})).shape
+    assert with_embeds.prefixes == ()
+
+
 # --- bytes ------------------------------------------------------------------------------------------
 
 PLAIN = '{"model": "m", "prompt": "hé", "max_tokens": 3}'
@@ -453,26 +483,69 @@ ANY = st.recursive(
 FIELDS = (
     *("model", "messages", "prompt", "prompt_embeds", "max_tokens", "max_completion_tokens", "n", "best_of"),
     *("truncate_prompt_tokens", "add_special_tokens", "stream", "stream_options", "echo", "suffix", "tools"),
-    *("kv_transfer_params", "chat_template_kwargs", "parameters", "sampling_params"),
+    *("kv_transfer_params", "chat_template_kwargs", "parameters", "sampling_params", "priority"),
+    *("input", "instructions", "previous_response_id", "background", "truncation", "max_output_tokens"),
+    *("system", "thinking", "output_config", "reasoning", "token_ids", "content_parts", "inputs", "text"),
+    *("input_ids", "input_embeds", "image_data", "n_predict", "prompt_tokens", "max_new_tokens", "texts"),
+    *("text_1", "text_2", "query", "documents", "items", "instruction", "data", "multimodal_data"),
 )
 BODIES = st.dictionaries(st.sampled_from(FIELDS), ANY, max_size=8)
-ROUTES = st.sampled_from([CHAT, TEXT, BATCH, OTHER])
-FUZZ = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+ROUTES = st.sampled_from([CHAT, TEXT, BATCH, OTHER, *(route("/any", form.value, form) for form in Form)])
+ENGINES = st.sampled_from([VLLM(), SGLang(), TGI(), LlamaCpp()])
+CONVERSATIONS = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["system", "user", "assistant", "tool", 7])},
+        optional={
+            "content": ANY
+            | st.lists(
+                st.fixed_dictionaries(
+                    {
+                        "type": st.sampled_from(
+                            ["text", "image", "tool_use", "tool_result", "thinking", "input_text"]
+                        )
+                    },
+                    optional={
+                        "text": ANY,
+                        "content": ANY,
+                        "input": ANY,
+                        "source": ANY,
+                        "thinking": ANY,
+                        "id": ANY,
+                    },
+                ),
+                max_size=3,
+            ),
+            "type": st.sampled_from(["message", "reasoning", "function_call", "function_call_output", 7]),
+            "tool_calls": ANY,
+            "name": ANY,
+            "arguments": ANY,
+            "call_id": ANY,
+            "summary": ANY,
+        },
+    ),
+    max_size=4,
+)
+FUZZ = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-@given(target=ROUTES, body=BODIES, valid=st.booleans())
+@given(target=ROUTES, body=BODIES, turns=st.none() | CONVERSATIONS, engine=ENGINES)
 @FUZZ
-async def test_no_body_makes_it_raise(reader: Reader, target: Route, body: Json, valid: bool) -> None:
+async def test_no_body_makes_it_raise(
+    counter: ChainCounter, target: Route, body: Json, turns: list[Json] | None, engine: Engine
+) -> None:
     """A16, A26: no value or shape of any field makes counting raise or a claim negative."""
-    if valid:
-        body = {"messages": [USER], "prompt": "hi"} | body
+    reader = Reader(counter, engine, vocab_size=counter.vocab_size, context=lambda: 8192)
+    if turns is None:
+        body = {"messages": [USER], "prompt": "hi", "max_tokens": 5, "input": "hi"} | body
+    else:
+        body |= {"messages": turns, "input": turns, "max_tokens": 5}
     read = await reader.read(target, JSON, json.dumps(body).encode())
     if isinstance(read, Parsed):
         assert read.shape.n >= 1
         assert min(read.shape.prompts) >= 0
         assert (read.shape.asked_output or 0) >= 0
     else:
-        assert read.status == 400
+        assert read.status in (400, 415, 422)
         assert read.message
 
 

@@ -169,6 +169,38 @@ async def test_a16_no_limit_moves_the_budget(reader: Reader, value: Any, expecte
         client.close()
 
 
+async def test_a28_agents_share_the_ledger_by_anthropics_api(reader: Reader) -> None:
+    """A28: twenty agents, 20 kB of system blocks and 15 tools each: claims, and 429 in Anthropic's form."""
+    release, got = asyncio.Event(), list[Request]()
+    tools = [{"name": f"t{i}", "input_schema": {"properties": {"x": {"type": "string"}}}} for i in range(15)]
+    system = [{"type": "text", "text": "word " * 500} for _ in range(8)]
+    body = json.dumps(
+        {"model": "m", "max_tokens": 8000, "system": system, "tools": tools, "messages": [USER]}
+    ).encode()
+    async with rig(
+        holding(release, got), reader=reader, capacity=100_000, context=65_536, policy=Policy.STATIC
+    ) as it:
+        calls = [asyncio.create_task(it.post(body, "/v1/messages")) for _ in range(20)]
+        await eventually(lambda: it.seen.admissions == 20)
+        running = list(it.gate.ledger)
+        claim = running[0].claim
+        assert claim.outputs == (8000,)
+        assert claim.prompts[0] > 4000
+        assert len(running) == 95_000 // claim.tokens
+        counted = asyncio.create_task(it.post(b'{"model":"m","messages":[]}', "/v1/messages/count_tokens"))
+        await eventually(lambda: len(got) == len(running) + 1)
+        assert len(it.gate.ledger) == len(running)
+        release.set()
+        assert status(await counted) == 200
+        answers = await asyncio.gather(*calls)
+    refused = [answer for answer in answers if status(answer) == 429]
+    assert len(refused) == 20 - len(running)
+    for answer in refused:
+        error = json.loads(answer.partition(b"\r\n\r\n")[2])
+        assert (error["type"], error["error"]["type"]) == ("error", "rate_limit_error")
+        assert b"retry-after-ms:" in answer.lower()
+
+
 @pytest.mark.parametrize("prompt", [[-1, 5, 7], [99_999_999], [[5], [99_999_999]]])
 async def test_a20_ids_that_kill_an_engine_do_not_reach_it(reader: Reader, prompt: Any) -> None:
     """A20: ids outside the vocabulary are a 400 of kvctl's own."""

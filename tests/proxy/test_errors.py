@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvctl.core.events import Reject
-from kvctl.core.outcomes import DECISION_OF, Decision, RejectReason
-from kvctl.engines.base import Api
+from kvctl.core.outcomes import DECISION_OF, TENANT_LIMITS, Decision, RejectReason
+from kvctl.engines.base import Api, Form
 from kvctl.proxy.errors import (
     Answer,
     bad_gateway,
@@ -37,6 +37,23 @@ def message(api: Api, answer: Answer) -> str:
     text = data["error"] if api is Api.TGI else data["error"]["message"]
     assert isinstance(text, str)
     return text
+
+
+@pytest.mark.parametrize(
+    ("api", "form", "field"),
+    [
+        (Api.OPENAI, Form.CHAT, "max_tokens"),
+        (Api.ANTHROPIC, Form.MESSAGES, "max_tokens"),
+        (Api.OPENAI, Form.RESPONSES, "max_output_tokens"),
+        (Api.OPENAI, Form.VLLM_GENERATE, "sampling_params.max_tokens"),
+        (Api.OPENAI, Form.SGLANG_GENERATE, "sampling_params.max_new_tokens"),
+        (Api.OPENAI, Form.LLAMACPP_COMPLETION, "n_predict"),
+        (Api.TGI, Form.TGI_GENERATE, "max_new_tokens"),
+    ],
+)
+def test_the_remedy_is_named_as_the_body_names_it(api: Api, form: Form, field: str) -> None:
+    answer = refusal(api, reject(RejectReason.CONTEXT, limit_tokens=8192, largest_output=3192), form=form)
+    assert f" {field}=3192 " in message(api, answer)
 
 
 BY_DECISION = {
@@ -74,12 +91,14 @@ def test_later_has_the_operators_status_and_a_time(reason: RejectReason, status:
     answer = refusal(
         Api.OPENAI, reject(reason, headroom_tokens=120, retry_after_s=1.2), overload_status=status
     )
-    assert answer.status == status
+    own_limit = reason in TENANT_LIMITS
+    assert answer.status == (429 if own_limit else status)
     assert header(answer, "Retry-After") == "2"
     assert header(answer, "retry-after-ms") == "1200"
     assert header(answer, "x-kvctl-headroom-tokens") == "120"
     assert header(answer, "x-should-retry") is None
-    assert json.loads(answer.body)["error"]["code"] == reason
+    assert json.loads(answer.body)["error"]["code"] == ("tenant_budget_exceeded" if own_limit else reason)
+    assert header(answer, "x-kvctl-reason") == reason
     of_tokens = reason in {RejectReason.KV_BUDGET, RejectReason.TOO_LARGE_NOW}
     assert ("9000" in message(Api.OPENAI, answer)) is of_tokens
 

@@ -3,7 +3,6 @@
 import asyncio
 import gzip
 import hashlib
-import json
 
 import pytest
 
@@ -368,16 +367,18 @@ async def test_passed_routes_hold_no_lease() -> None:
 
 
 async def test_a28_agents_do_not_get_past_the_gate_on_their_own_route() -> None:
-    """A28: generation in Anthropic's form is not metered, so it is refused in that form; counting passes."""
-    body = b'{"model":"m","max_tokens":8000,"system":[],"messages":[{"role":"user","content":"hi"}]}'
-    async with rig(answering(plain(b'{"input_tokens":3}'))) as it:
-        status, _, refused = split(await it.post(body, "/v1/messages"))
-        assert status.startswith(b"HTTP/1.1 404 ")
-        assert json.loads(refused)["type"] == "error"
-        assert it.engine.accepted == 0
+    """A28: generation in Anthropic's form has a lease like every other; counting passes without one."""
+    body = b'{"model":"m","max_tokens":80,"system":[],"messages":[{"role":"user","content":"hi"}]}'
+    answer = b'{"type":"message","stop_reason":"end_turn","usage":{"input_tokens":3,"output_tokens":2}}'
+    async with rig(answering(plain(answer), plain(b'{"input_tokens":3}'))) as it:
+        _, _, counted = split(await it.post(body, "/v1/messages"))
+        assert counted == answer
+        assert [(end.record.reason, end.record.output_tokens) for end in it.ended] == [
+            (EndReason.FINISHED, 2)
+        ]
         _, _, counted = split(await it.post(body, "/v1/messages/count_tokens"))
         assert counted == b'{"input_tokens":3}'
-        assert (it.seen.admissions, it.ended) == (0, [])
+        assert (it.seen.admissions, len(it.ended)) == (1, 1)
 
 
 async def test_b31_preflight_passes_without_charge() -> None:

@@ -11,9 +11,10 @@ import pytest
 from aiohttp import web
 
 from kvctl.core.outcomes import Policy, ProxyFault, RejectReason
+from kvctl.proxy.listening import split_listen
 from kvctl.proxy.relay import Written
 from kvctl.proxy.seams import ProxyConfig
-from kvctl.proxy.server import ClientServer, most_connections, split_listen
+from kvctl.proxy.server import ClientServer, most_connections
 from tests.proxy.harness import (
     CHAT,
     CHAT_STREAM,

@@ -37,6 +37,12 @@ PIECES = [
     b"data\n\n",
     b'data: {"choices":\ndata: [{"index":0,"text":"two lines"}]}\n\n',
     b'data:{"token":{"id":1},"generated_text":null}\n\n',
+    b'data: {"text":"a","index":0,"meta_info":{"completion_tokens":4,"finish_reason":null}}\n\n',
+    b'data: {"text":"ab","index":1,"meta_info":{"completion_tokens":9,"finish_reason":{"type":"stop"}}}\n\n',
+    b'data: {"content":"a","stop":false,"tokens":[5,6]}\n\n',
+    b'data: {"content":"","stop":true,"tokens_predicted":7,"stop_type":"limit"}\n\n',
+    b'event: content_block_delta\ndata: {"type":"content_block_delta","delta":{"text":"a"}}\n\n',
+    b'data: {"type":"response.output_text.delta","delta":"a"}\n\n',
     b"data: not json\n\n",
     b"data: " + b"x" * (MAX_EVENT - 7) + b"\n\n",
     b"data: " + b"x" * (MAX_EVENT - 6) + b"\n\n",
@@ -167,6 +173,54 @@ def test_tgi_stream() -> None:
     assert read(StreamSniffer(), data)[0] == Findings(2, 2, finished=True, capped=True, recognised=True)
 
 
+def test_anthropic_takes_the_cache_out_of_its_input() -> None:
+    usage = {"input_tokens": 7, "cache_read_input_tokens": 100, "cache_creation_input_tokens": 3}
+    data = typed({"type": "message_start", "message": {"usage": usage | {"output_tokens": 1}}})
+    found = read(StreamSniffer(), data)[0]
+    assert (found.prompt_tokens, found.output_tokens) == (110, None)
+
+
+def test_anthropic_stream_that_ends_without_a_reason() -> None:
+    found = read(StreamSniffer(), typed({"type": "content_block_delta"}, {"type": "message_stop"}))[0]
+    assert (found.tokens, found.finished) == (1, True)
+
+
+def test_sglang_stream_is_cumulative() -> None:
+    """Each event tells all tokens of its choice so far; several choices share a stream."""
+    events = [
+        (0, 1, "null"),
+        (1, 2, "null"),
+        (0, 5, '{"type":"stop"}'),
+        (1, 4, '{"type":"length","length":4}'),
+    ]
+    data = b"".join(
+        b'data: {"text":"x","index":%d,"meta_info":'
+        b'{"prompt_tokens":9,"completion_tokens":%d,"finish_reason":%b}}\n\n'
+        % (index, tokens, reason.encode())
+        for index, tokens, reason in events
+    )
+    assert read(StreamSniffer(), data, DONE)[0] == Findings(9, 9, 9, True, True, recognised=True)
+
+
+def test_llamacpp_stream() -> None:
+    data = (
+        b'data: {"index":0,"content":"a","tokens":[],"stop":false,"id_slot":0}\n\n'
+        b'data: {"index":0,"content":"b","tokens":[7],"stop":false}\n\n'
+        b'data: {"content":"","stop":true,"stop_type":"limit","tokens_predicted":2,"tokens_evaluated":6}\n\n'
+    )
+    assert read(StreamSniffer(), data)[0] == Findings(2, 2, 6, True, True, recognised=True)
+
+
+def test_generate_stream_of_ids() -> None:
+    """vLLM's ids in, ids out: as many tokens as ids, and usage on every chunk where it is asked for."""
+    data = (
+        b'data: {"request_id":"r","choices":[{"index":0,"token_ids":[5,6]}]}\n\n'
+        b'data: {"request_id":"r","choices":[{"index":0,"token_ids":[7],"finish_reason":"length"}]}\n\n'
+    )
+    found = read(StreamSniffer(), data, DONE)[0]
+    assert (found.tokens, found.capped, found.finished) == (3, True, True)
+
+
 @pytest.mark.parametrize(
     ("usage", "expected"),
     [
@@ -200,6 +254,29 @@ def test_plain_answers_of_other_apis() -> None:
     assert read(JsonSniffer(), anthropic)[0] == Findings(0, 3, 6, finished=True, capped=True, recognised=True)
     responses = b'{"object":"response","status":"incomplete","usage":{"input_tokens":6,"output_tokens":16}}'
     assert read(JsonSniffer(), responses)[0].capped
+
+
+META = b'{"text":"x","meta_info":{"prompt_tokens":6,"completion_tokens":3,"finish_reason":{"type":"length"}}}'
+LLAMA = b'{"content":"x","stop":true,"tokens_predicted":3,"tokens_evaluated":6,"stop_type":"limit"}'
+TGI = (
+    b'{"generated_text":"x","details":{"finish_reason":"length","generated_tokens":3,'
+    b'"prefill":[{"id":1},{"id":2},{"id":3},{"id":4},{"id":5},{"id":6}]}}'
+)
+
+
+@pytest.mark.parametrize("answer", [META, LLAMA, TGI], ids=["sglang", "llama.cpp", "tgi"])
+def test_plain_answers_of_the_native_routes(answer: bytes) -> None:
+    one = read(JsonSniffer(), answer)[0]
+    assert one == Findings(0, 3, 6, finished=True, capped=True, recognised=True)
+    several = read(JsonSniffer(), b"[" + answer + b"," + answer + b"]")[0]
+    assert (several.output_tokens, several.capped) == (6, True)
+
+
+@pytest.mark.parametrize("answer", [META, LLAMA], ids=["sglang", "llama.cpp"])
+def test_long_native_answers_are_read_from_their_end(answer: bytes) -> None:
+    long = answer.replace(b'"x"', b'"' + b"x" * 2 * MAX_JSON + b'"')
+    found = read(JsonSniffer(), long)[0]
+    assert (found.prompt_tokens, found.output_tokens, found.capped) == (6, 3, True)
 
 
 @pytest.mark.parametrize(

@@ -363,8 +363,15 @@ def test_the_document_says_where_from() -> None:
     shown = as_document(load(None, URL, {"max_context": "8192"}))["settings"]
     assert set(shown) == set(SPECS)
     assert shown["engine_url"]["origin"] == "env"
-    assert shown["max_context"] == {"value": 8192, "text": "8192", "origin": "flag", "where": "--max-context"}
-    assert shown["gpus"] == {"value": ["all"], "text": "all", "origin": "default", "where": ""}
+    assert shown["max_context"] == {
+        "value": 8192,
+        "text": "8192",
+        "origin": "flag",
+        "where": "--max-context",
+        "live": True,
+    }
+    gpus = {"value": ["all"], "text": "all", "origin": "default", "where": "", "live": False}
+    assert shown["gpus"] == gpus
 
 
 def test_the_documentation_is_of_this_version() -> None:

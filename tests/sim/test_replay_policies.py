@@ -1,7 +1,9 @@
 """The gates that the replay compares with, each by its rule."""
 
-from kvctl.core.telemetry import RankSample
+from kvctl.core.supply import GateConfig
+from kvctl.core.telemetry import EngineInfo, RankSample
 from kvctl.sim.policies import KvGauge, Offer
+from kvctl.sim.policies_core import Clairvoyant, CoreGate
 from kvctl.sim.policies_past_future import PastFuture, peak
 
 
@@ -49,3 +51,17 @@ def test_past_future_learns_how_long_answers_are() -> None:
     ]
     assert admitted[1] > 2 * admitted[0]
     assert 40 <= admitted[1] <= 0.95 * 8000 / 100
+
+
+def test_clairvoyant_judges_by_true_lengths_and_not_by_the_forecast() -> None:
+    """Caps of 1,000 and answers of 10: who knows that fills the pool, who does not keeps most of it free."""
+    admitted = {}
+    for door in (CoreGate(GateConfig()), Clairvoyant(GateConfig())):
+        door.described(EngineInfo(models=("sim",), context_tokens=8192), 0.0)
+        full = RankSample(rank="0", at=0.0, kv_usage_ratio=0.0, capacity_tokens=16_000, capacity_exact=True)
+        door.page(full, 0.0, 0.0)
+        door.tick(0.1)
+        offers = [offer(n, output=10, cap=1000) for n in range(200)]
+        admitted[type(door)] = sum(door.arrived(one, 0.1).admitted for one in offers)
+    assert admitted[Clairvoyant] > 1.5 * admitted[CoreGate]
+    assert 0.9 * 15_200 <= admitted[Clairvoyant] * (100 + 10 + 15) <= 15_200

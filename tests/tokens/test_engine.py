@@ -9,8 +9,14 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from kvctl.tokens.engine import EngineCounter, http_ask
+from kvctl.tokens.engine import EngineCounter
+from kvctl.tokens.foreign import Interpreter, http_post
 from kvctl.tokens.source import Uncountable, Why
+
+
+def http_ask(session: aiohttp.ClientSession, url: str) -> Interpreter:
+    return Interpreter(http_post(session, url.removesuffix("/tokenize")))
+
 
 
 class Tokenize:

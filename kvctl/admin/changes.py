@@ -1,0 +1,146 @@
+"""The side of the admin API that changes something: each change has an actor and a line in the audit log."""
+
+import asyncio
+from typing import Any
+
+from aiohttp import web
+
+from kvctl.admin import documents
+from kvctl.admin.answers import ApiError, Callers, body_of, if_match, switch
+from kvctl.admin.desk import Change, Desk
+from kvctl.admin.forecasts import LOOK_BACK_S, dry_run
+from kvctl.admin.levels import LogLevels
+from kvctl.admin.port import AdminPort
+from kvctl.admin.readings import with_revision
+from kvctl.control.journal import Journal
+from kvctl.core.overrides import DEFAULT_TTL_S, Knob, OverrideError, Refusal
+from kvctl.settings.errors import SettingsError
+
+_OVERRIDE = ("value", "ttl_s", "reason")
+_BYPASS = ("ttl_s", "reason")
+_LEVEL = ("level", "ttl_s", "reason")
+
+
+class Changes:
+    """Overrides, traffic states, reload and log level."""
+
+    def __init__(
+        self, port: AdminPort, desk: Desk, journal: Journal, levels: LogLevels, callers: Callers
+    ) -> None:
+        self._port = port
+        self._desk = desk
+        self._journal = journal
+        self._levels = levels
+        self._callers = callers
+
+    def routes(self) -> list[web.RouteDef]:
+        """All of them."""
+        return [
+            web.put("/v1/overrides/{knob}", self._set),
+            web.delete("/v1/overrides/{knob}", self._unset),
+            web.post("/v1/drain", self._drain),
+            web.post("/v1/undrain", self._undrain),
+            web.post("/v1/bypass", self._bypass),
+            web.post("/v1/resume", self._resume),
+            web.post("/v1/reload", self._reload),
+            web.post("/v1/loglevel", self._level),
+        ]
+
+    # --- overrides ----------------------------------------------------------------------------------
+
+    async def _set(self, request: web.Request) -> web.Response:
+        body, wanted = await body_of(request, _OVERRIDE, needed="value"), if_match(request)
+        knob = request.match_info["knob"]
+        if switch(request, "dry_run"):
+            change = self._desk.preview(knob, body["value"], if_match=wanted)
+            stories, status = self._journal.last(LOOK_BACK_S), self._port.status()
+            return with_revision(
+                await asyncio.to_thread(dry_run, change, status, stories, self._desk.revision)
+            )
+        made = await self._desk.set(
+            await self._callers.of(request),
+            knob,
+            body["value"],
+            ttl_s=body.get("ttl_s", DEFAULT_TTL_S),
+            reason=body.get("reason"),
+            if_match=wanted,
+        )
+        return _changed(made)
+
+    async def _unset(self, request: web.Request) -> web.Response:
+        wanted, who = if_match(request), await self._callers.of(request)
+        return _changed(await self._desk.unset(who, request.match_info["knob"], if_match=wanted))
+
+    # --- traffic ------------------------------------------------------------------------------------
+
+    async def _drain(self, request: web.Request) -> web.Response:
+        return await self._traffic(request, draining=True)
+
+    async def _undrain(self, request: web.Request) -> web.Response:
+        return await self._traffic(request, draining=False)
+
+    async def _traffic(self, request: web.Request, *, draining: bool) -> web.Response:
+        engine = request.query.get("engine")
+        if engine is not None and engine not in (known := self._port.status().engines):
+            raise ApiError(404, "not_found", f"there is no engine {engine!r}; there are {', '.join(known)}")
+        who = await self._callers.of(request)
+        self._port.drain(draining=draining, engine=engine)
+        told = {} if engine is None else {"engine": engine}
+        kept = await self._desk.note(who, "drain" if draining else "undrain", **told)
+        return web.json_response({"mode": self._mode(), "kept": kept, **told})
+
+    async def _bypass(self, request: web.Request) -> web.Response:
+        body, who = await body_of(request, _BYPASS), await self._callers.of(request)
+        change = await self._desk.set(
+            who,
+            Knob.ENFORCE,
+            0.0,
+            ttl_s=body.get("ttl_s", DEFAULT_TTL_S),
+            reason=body.get("reason"),
+            if_match=None,
+        )
+        return web.json_response({"mode": self._mode(), "left_s": change.left_s, "kept": change.kept})
+
+    async def _resume(self, request: web.Request) -> web.Response:
+        who = await self._callers.of(request)
+        try:
+            change = await self._desk.unset(who, Knob.ENFORCE, if_match=None)
+        except OverrideError as error:
+            if error.refusal is not Refusal.NOT_SET:
+                raise
+            raise ApiError(
+                404, "not_set", "no bypass is in force; kvctl enforces as its settings say"
+            ) from None
+        return web.json_response({"mode": self._mode(), "kept": change.kept})
+
+    def _mode(self) -> str:
+        return documents.mode(self._port.status())
+
+    # --- the rest -----------------------------------------------------------------------------------
+
+    async def _reload(self, request: web.Request) -> web.Response:
+        who = await self._callers.of(request)
+        try:
+            done = await self._port.reload()
+        except SettingsError as error:
+            await self._desk.note(who, "reload", "reload", result="bad_settings", why=error.problems[0])
+            raise
+        applied, waiting = [each.key for each in done.applied], [each.key for each in done.needs_restart]
+        named: dict[str, Any] = {"applied": ", ".join(applied), "needs_restart": ", ".join(waiting)}
+        kept = await self._desk.note(who, "reload", "reload", **named)
+        return web.json_response({**documents.plain(done), "kept": kept})
+
+    async def _level(self, request: web.Request) -> web.Response:
+        body, who = await body_of(request, _LEVEL, needed="level"), await self._callers.of(request)
+        shown = self._levels.set(body["level"], body.get("ttl_s", DEFAULT_TTL_S))
+        told = {
+            "level": shown["level"],
+            "ttl": body.get("ttl_s", DEFAULT_TTL_S),
+            "reason": body.get("reason"),
+        }
+        kept = await self._desk.note(who, "loglevel", "level", **told)
+        return web.json_response({**shown, "kept": kept})
+
+
+def _changed(change: Change) -> web.Response:
+    return with_revision(documents.plain(change))

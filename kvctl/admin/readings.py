@@ -1,0 +1,143 @@
+"""The GET side of the admin API: nothing here changes anything."""
+
+import asyncio
+
+import msgspec
+from aiohttp import web
+
+from kvctl.admin import documents
+from kvctl.admin.answers import ApiError, number, switch
+from kvctl.admin.desk import Desk
+from kvctl.admin.levels import LogLevels
+from kvctl.admin.port import AdminPort
+from kvctl.admin.stream import stream
+from kvctl.control import decision_documents
+from kvctl.control.journal import Journal
+from kvctl.core.claim import Shape
+from kvctl.core.hindsight import remedies
+from kvctl.settings.document import as_document
+
+USUAL_DECISIONS, MOST_DECISIONS = 100, 10_000
+_SLICE = 20
+MOST_TOKENS = 10**9
+
+
+class Readings:
+    """Documents of the moment."""
+
+    def __init__(self, port: AdminPort, desk: Desk, journal: Journal, levels: LogLevels) -> None:
+        self._port = port
+        self._desk = desk
+        self._journal = journal
+        self._levels = levels
+
+    def routes(self) -> list[web.RouteDef]:
+        """All of them."""
+        return [
+            web.get("/v1/status", self._status),
+            web.get("/v1/budget", self._budget),
+            web.get("/v1/queue", self._queue),
+            web.get("/v1/engines", self._engines),
+            web.get("/v1/gpus", self._gpus),
+            web.get("/v1/config", self._config),
+            web.get("/v1/overrides", self._overrides),
+            web.get("/v1/decisions", self._decisions),
+            web.get("/v1/decisions/{id}", self._decision),
+            web.get("/v1/outlook", self._outlook),
+            web.get("/v1/events", self._events),
+            web.get("/v1/loglevel", self._level),
+            web.get("/v1/metrics", self._metrics),
+        ]
+
+    async def _status(self, _: web.Request) -> web.Response:
+        shown = documents.status(self._port.status(), self._desk.document())
+        return _json(shown | {"config": documents.plain(self._port.last_reload())})
+
+    async def _budget(self, _: web.Request) -> web.Response:
+        return _json(documents.budget(self._port.status()))
+
+    async def _queue(self, _: web.Request) -> web.Response:
+        return _json(documents.queue(self._port.status()))
+
+    async def _engines(self, _: web.Request) -> web.Response:
+        status = self._port.status()
+        return _json({"engines": {name: documents.engine(gate) for name, gate in status.engines.items()}})
+
+    async def _gpus(self, _: web.Request) -> web.Response:
+        status = self._port.status()
+        cards = [documents.gpu(sample, status.now) for sample in status.gpus]
+        return _json({"gpus": cards, "gpu_fault": documents.plain(status.gpu_fault)})
+
+    async def _config(self, _: web.Request) -> web.Response:
+        return _json(as_document(self._port.settings()))
+
+    async def _overrides(self, _: web.Request) -> web.Response:
+        return with_revision(self._desk.document())
+
+    async def _decisions(self, request: web.Request) -> web.Response:
+        most = number(request, "limit", USUAL_DECISIONS, MOST_DECISIONS)
+        stories = self._journal.select(most, refused=switch(request, "refused"))
+        shown: list[documents.Document] = []
+        for at in range(0, len(stories), _SLICE):
+            shown += map(self._journal.document, stories[at : at + _SLICE])
+            await asyncio.sleep(0)  # the data plane has its turns in between
+        file = self._journal.file_document()
+        return _json({"decisions": shown, "remembered": len(self._journal.ring), "file": file})
+
+    async def _decision(self, request: web.Request) -> web.Response:
+        asked = request.match_info["id"]
+        found = self._journal.find(asked)
+        if found is None:
+            message = f"{asked!r:.80} is not among the last {len(self._journal.ring)} decisions"
+            raise ApiError(404, "unknown_request", f"{message}; decision_log_file keeps more of them")
+        return _json(found)
+
+    async def _outlook(self, request: web.Request) -> web.Response:
+        shape, now = _shape(request), self._journal.wall_time()
+        found = self._port.outlook(shape)
+        if not found:
+            raise ApiError(404, "unknown_model", f"no engine serves {shape.model!r:.80}")
+        shown = {
+            name: decision_documents.decision(record, now) | {"remedies": remedies(record)}
+            for name, record in found.items()
+        }
+        return _json({"engines": shown})
+
+    async def _events(self, request: web.Request) -> web.StreamResponse:
+        return await stream(request, self._journal.hub)
+
+    async def _level(self, _: web.Request) -> web.Response:
+        return _json(self._levels.document())
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        page, content_type = self._port.metrics()
+        return web.Response(body=page, headers={"Content-Type": content_type})
+
+
+def _shape(request: web.Request) -> Shape:
+    """The hypothetical request of the query. Raises ApiError."""
+    query = request.query
+    if "prompt_tokens" not in query:
+        raise ApiError(400, "bad_request", "prompt_tokens is needed: how long the prompt is")
+    asked = number(request, "max_tokens", 0, MOST_TOKENS) if "max_tokens" in query else None
+    n = number(request, "n", 1, 1024)
+    if n < 1:
+        raise ApiError(400, "bad_request", "n is 0; write 1 or more")
+    return Shape(
+        route=query.get("route", ""),
+        model=query.get("model", ""),
+        prompts=(number(request, "prompt_tokens", 0, MOST_TOKENS),),
+        n=n,
+        asked_output=asked,
+        stream=switch(request, "stream"),
+        tenant=query.get("tenant", ""),
+    )
+
+
+def _json(document: documents.Document) -> web.Response:
+    return web.Response(body=msgspec.json.encode(document), content_type="application/json")
+
+
+def with_revision(document: documents.Document) -> web.Response:
+    """A document with its ``revision`` as ETag too."""
+    return web.json_response(document, headers={"ETag": f'"{document["revision"]}"'})

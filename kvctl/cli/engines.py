@@ -1,0 +1,56 @@
+"""``kvctl engines``: every engine with its ranks, one line each."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kvctl.cli.common import (
+    answer,
+    count,
+    daemon,
+    output_option,
+    percent,
+    repeatedly,
+    table,
+    talks_to_daemon,
+    watched,
+)
+
+
+@click.command()
+@watched
+@output_option
+@talks_to_daemon
+def engines(watch: float | None, output: str, socket: Path | None, timeout: float) -> None:
+    """The engines and their ranks: state, pool, what runs and waits in them."""
+
+    def once() -> None:
+        with daemon(socket, timeout) as client:
+            document = client.get("/v1/engines")
+        answer(document, output, lambda: _lines(document["engines"]))
+
+    repeatedly(watch, output, once)
+
+
+def _lines(found: Mapping[str, Any]) -> Iterator[str]:
+    yield table([row for name, gate in found.items() for row in _rows(name, gate)])
+    for name, gate in found.items():
+        yield ""
+        names = ", ".join(gate["models"]) or "no model yet"
+        yield f"{name} serves {names}, context {count(gate['context_tokens'])}"
+
+
+def _rows(name: str, gate: Mapping[str, Any]) -> Iterator[Mapping[str, str]]:
+    for rank in gate["ranks"] or [{}]:
+        yield {
+            "ENGINE": name,
+            "STATE": gate["state"],
+            "RANK": rank.get("rank", "-"),
+            "CAPACITY": count(rank.get("capacity_tokens")),
+            "USED": percent(rank.get("kv_usage_ratio")),
+            "RUNNING": count(rank.get("running")),
+            "WAITING": count(rank.get("waiting")),
+            "GAUGE": rank.get("usage_gauge") or "?",
+        }

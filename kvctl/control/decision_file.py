@@ -1,0 +1,129 @@
+"""The decision log's file: JSON lines, written off the loop in batches, rotated by size.
+
+Law 6: nothing slow on the loop: a record is put into a bounded buffer and no more; what does not fit while
+the disk is slow is counted and said in the file itself.
+Law 8: a disk that takes nothing is a state with one line when it begins and one when it ends.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+
+from kvctl import logs
+from kvctl.control import decision_documents as documents
+from kvctl.core.decisions import Entry
+
+log = logs.get("decisions")
+
+KEPT = 4  # rotated files beside the current one
+BUFFERED = 20_000
+EVERY_S = 1.0
+
+
+class DecisionFile:
+    """``put`` is a sink of decision records; ``start`` before, ``close`` after."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        max_bytes: int,
+        wall_offset: Callable[[], float],
+        buffered: int = BUFFERED,
+        every_s: float = EVERY_S,
+    ) -> None:
+        """``wall_offset()`` is what turns monotonic seconds into seconds since the epoch."""
+        self.path = path
+        self.dropped = 0
+        self.written = 0
+        self.fault = ""
+        self._max_bytes = max_bytes
+        self._offset = wall_offset
+        self._buffered = buffered
+        self._every_s = every_s
+        self._buffer: list[tuple[Entry, float]] = []
+        self._dropped_told = 0
+        self._encode = msgspec.json.Encoder().encode
+        self._task: asyncio.Task[None] | None = None
+
+    def put(self, entry: Entry) -> None:
+        """Have a record written; never waits."""
+        if len(self._buffer) >= self._buffered:
+            self.dropped += 1
+        else:
+            self._buffer.append((entry, self._offset()))
+
+    def start(self) -> None:
+        """Write from now on."""
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="kvctl-decision-file")
+
+    async def close(self) -> None:
+        """Write what is there, and stop."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self._flush()
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(self._every_s)
+            await self._flush()
+
+    async def _flush(self) -> None:
+        batch, self._buffer = self._buffer, []
+        dropped = self.dropped - self._dropped_told
+        if not batch and not dropped:
+            return
+        fault = await asyncio.to_thread(self._write, batch, dropped)
+        if fault:
+            self.dropped += len(batch)
+        else:
+            self._dropped_told += dropped
+            self.written += len(batch)
+        self._note(fault)
+
+    def _write(self, batch: list[tuple[Entry, float]], dropped: int) -> str:
+        """Append; returns why it could not. Blocks."""
+        lines = [self._encode(documents.line(entry, entry.at + offset)) for entry, offset in batch]
+        if dropped:
+            lines.append(self._encode({"v": documents.VERSION, "type": "dropped", "records": dropped}))
+        data = b"\n".join(lines) + b"\n"
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
+            self._rotate(len(data))
+            handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+            try:
+                _write_all(handle, data)
+            finally:
+                os.close(handle)
+        except OSError as error:
+            return f"{error.strerror or error} ({self.path})"
+        return ""
+
+    def _rotate(self, more: int) -> None:
+        if not self.path.exists() or self.path.stat().st_size + more <= self._max_bytes:
+            return
+        names = [self.path, *(self.path.with_name(f"{self.path.name}.{n}") for n in range(1, KEPT + 1))]
+        for newer, older in reversed(list(pairwise(names))):
+            if newer.exists():
+                newer.replace(older)
+
+    def _note(self, fault: str) -> None:
+        if fault and not self.fault:
+            sentence = f"the decision log cannot be written, records are lost: {fault}; free the disk"
+            logs.event(log, logging.WARNING, "decisions_unwritable", sentence)
+        elif self.fault and not fault:
+            sentence = f"the decision log is written again; {self.dropped} records were lost"
+            logs.event(log, logging.INFO, "decisions_writable", sentence)
+        self.fault = fault
+
+
+def _write_all(handle: int, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[os.write(handle, left) :]

@@ -1,0 +1,84 @@
+"""What happens, told to whoever listens: each listener has a bounded buffer, and who is too slow is cut.
+
+Nothing is made for nobody: without a listener a happening costs one look at an empty list.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+Document = dict[str, Any]
+
+BUFFERED = 1000  # happenings that a listener may be behind
+MOST_LISTENERS = 32
+
+
+class TooManyError(RuntimeError):
+    """No more listeners are taken."""
+
+
+class Listener:
+    """One reader of the stream. ``cut`` is set when it fell behind; what it has not read is gone then."""
+
+    def __init__(self, kinds: frozenset[str], buffered: int) -> None:
+        self.kinds = kinds
+        self.cut = False
+        self._buffered = buffered
+        self._waiting: deque[Document] = deque()
+        self._news = asyncio.Event()
+
+    def put(self, happening: Document) -> None:
+        """One more to read."""
+        if self.cut:
+            return
+        if len(self._waiting) >= self._buffered:
+            self.cut = True
+            self._waiting.clear()
+        else:
+            self._waiting.append(happening)
+        self._news.set()
+
+    async def next(self, timeout_s: float) -> list[Document]:
+        """What came since the last call; empty: nothing in ``timeout_s``, or ``cut``."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._news.wait()
+        except TimeoutError:
+            return []
+        self._news.clear()
+        batch = list(self._waiting)
+        self._waiting.clear()
+        return batch
+
+
+class Hub:
+    """All listeners."""
+
+    def __init__(self, buffered: int = BUFFERED) -> None:
+        self._buffered = buffered
+        self._listeners: list[Listener] = []
+
+    def __len__(self) -> int:
+        return len(self._listeners)
+
+    def listen(self, kinds: frozenset[str] = frozenset()) -> Listener:
+        """A new listener of these kinds (none: of all). Raises TooManyError."""
+        if len(self._listeners) >= MOST_LISTENERS:
+            raise TooManyError(f"{MOST_LISTENERS} listen already; end one of them")
+        made = Listener(kinds, self._buffered)
+        self._listeners.append(made)
+        return made
+
+    def leave(self, listener: Listener) -> None:
+        """It listens no more."""
+        if listener in self._listeners:
+            self._listeners.remove(listener)
+
+    def tell(self, kind: str, make: Callable[[], Document]) -> None:
+        """Something of ``kind`` happened; ``make`` writes it down, where somebody listens."""
+        wanted = [each for each in self._listeners if not each.kinds or kind in each.kinds]
+        if wanted:
+            happening = {"type": kind, **make()}
+            for each in wanted:
+                each.put(happening)

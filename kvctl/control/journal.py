@@ -1,0 +1,135 @@
+r"""What happened of late, for people: the last decisions, and the stream of happenings.
+
+gatekeeper --events, commands--> recorder --> ring, file
+                                          \-> hub --> listeners of GET /v1/events
+"""
+
+from collections.abc import Callable
+from itertools import islice
+from math import inf
+from typing import Any
+
+from kvctl.control import decision_documents as documents
+from kvctl.control.decision_file import DecisionFile
+from kvctl.control.decision_log import DecisionRecorder
+from kvctl.control.gatekeeper import Gatekeeper
+from kvctl.control.hub import Hub
+from kvctl.core.decisions import DecisionRecord, Entry, Ring, Story
+from kvctl.core.events import BudgetChanged, Command, EngineRestarted, Noted, StateChanged
+
+Document = dict[str, Any]
+KINDS = ("decision", "end", "budget", "state", "restart", "note", "override", "traffic", "reload", "level")
+
+
+class Journal:
+    """One for the daemon, over all engines. ``close`` writes the file out."""
+
+    def __init__(
+        self,
+        size: int,
+        clock: Callable[[], float],
+        wall: Callable[[], float],
+        file: DecisionFile | None = None,
+    ) -> None:
+        """``size`` decisions are remembered. ``clock`` is monotonic, ``wall`` seconds since the epoch."""
+        self.ring = Ring(size)
+        self.hub = Hub()
+        self.file = file
+        self._clock = clock
+        self._wall = wall
+
+    def watch(self, engine: str, keeper: Gatekeeper) -> None:
+        """Keep the decisions and changes of an engine's gate."""
+        sinks = [self.ring.add, self._tell_entry]
+        if self.file is not None:
+            sinks.append(self.file.put)
+        keeper.record(DecisionRecorder(engine, keeper.gate.scales, *sinks))
+        keeper.observe(lambda command: self._tell_command(engine, command))
+
+    def start(self) -> None:
+        """Write the file from now on."""
+        if self.file is not None:
+            self.file.start()
+
+    async def close(self) -> None:
+        """Write the file out."""
+        if self.file is not None:
+            await self.file.close()
+
+    def tell(self, kind: str, document: Document) -> None:
+        """Something else happened: an override, a drain, a reload."""
+        self.hub.tell(kind, lambda: {"time": documents.stamp(self._wall()), **document})
+
+    # --- what is asked ------------------------------------------------------------------------------
+
+    def find(self, some_id: str) -> Document | None:
+        """The story of a request by its X-Request-Id or lease id; None: not among the last ones."""
+        story = self.ring.find(some_id)
+        return None if story is None else self.document(story)
+
+    def select(self, most: int, *, refused: bool = False) -> list[Story]:
+        """Up to ``most`` of the last decisions, the latest last; ``refused``: of those alone."""
+        if not refused:
+            return self.ring.latest(most)
+        found = (each for each in self.ring.since(-inf) if each.decision.reason is not None)
+        return list(islice(found, most))[::-1]
+
+    def document(self, story: Story) -> Document:
+        """A story as the API shows it."""
+        return documents.story(story, self._offset())
+
+    def file_document(self) -> Document | None:
+        """How the file stands; None: there is none."""
+        return None if self.file is None else _file(self.file)
+
+    def last(self, seconds: float) -> list[Story]:
+        """The stories of the last ``seconds``, the latest first."""
+        return list(self.ring.since(self._clock() - seconds))
+
+    def wall_time(self) -> float:
+        """Seconds since the epoch."""
+        return self._wall()
+
+    def resize(self, size: int) -> None:
+        """Remember so many decisions from now on."""
+        self.ring.resize(size)
+
+    def _offset(self) -> float:
+        return self._wall() - self._clock()
+
+    # --- what is told -------------------------------------------------------------------------------
+
+    def _tell_entry(self, entry: Entry) -> None:
+        def made() -> Document:
+            shown = documents.line(entry, entry.at + self._offset())
+            del shown["v"], shown["type"]
+            return shown
+
+        self.hub.tell("decision" if isinstance(entry, DecisionRecord) else "end", made)
+
+    def _tell_command(self, engine: str, command: Command) -> None:
+        if len(self.hub) == 0:
+            return
+        match command:
+            case BudgetChanged():
+                told = {"before": command.before_tokens, "after": command.after_tokens}
+                named = {"reason": command.reason, "sentence": command.sentence}
+                self.tell("budget", {"engine": engine, **told, **named})
+            case StateChanged():
+                told_state = {"before": command.before, "after": command.after, "sentence": command.sentence}
+                self.tell("state", {"engine": engine, **told_state})
+            case EngineRestarted():
+                self.tell("restart", {"engine": engine, "rank": command.rank})
+            case Noted():
+                self.tell("note", {"engine": engine, "word": command.word, "sentence": command.sentence})
+            case _:
+                pass
+
+
+def _file(file: DecisionFile) -> Document:
+    return {
+        "path": str(file.path),
+        "written": file.written,
+        "dropped": file.dropped,
+        "fault": file.fault or None,
+    }

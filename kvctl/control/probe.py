@@ -1,0 +1,77 @@
+"""Finds out which engine answers behind a URL, for ``engine = "auto"``.
+
+Law 8: degraded is a state, not an exit: who cannot be told is taken for vLLM, with one line that says so, and
+is asked again. Law 6: each question has the poller's deadline and bound.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from kvctl import logs
+from kvctl.control.poll import Poller, PollError
+from kvctl.core.outcomes import SourceFault
+from kvctl.engines.detect import PROBED, AutoEngine, Finding, Seen, engine_of_page, find
+
+log = logs.get("control.probe")
+
+AGAIN_S = 10.0  # how often a stranger is asked again
+SOON_S = 1.0  # and somebody who does not answer, or is still loading
+_SILENT = frozenset({SourceFault.REFUSED, SourceFault.TIMEOUT, SourceFault.FAILED})
+
+
+async def probe(poller: Poller) -> Finding:
+    """Ask everything once and say who it is."""
+    seen: dict[str, Seen] = {}
+    for path in PROBED:
+        seen[path] = answer = await _ask(poller, path)
+        if answer.status is None or (path == "/metrics" and engine_of_page(answer.body) is not None):
+            break  # who is silent once is silent, and a page with series needs no more witnesses
+    return await asyncio.to_thread(find, seen)
+
+
+async def _ask(poller: Poller, path: str) -> Seen:
+    try:
+        answer = await poller.get(path, "*/*")
+    except PollError as error:
+        if error.fault in _SILENT:
+            return Seen(None)
+        return Seen(error.status or 0)
+    return Seen(200, answer.body.decode(errors="replace"))
+
+
+class Detector:
+    """Keeps an ``AutoEngine`` the adapter of whoever answers. In doubt at the start and after ``doubt``."""
+
+    def __init__(self, engine: AutoEngine, poller: Poller, clock: Callable[[], float]) -> None:
+        self._engine = engine
+        self._poller = poller
+        self._clock = clock
+        self._due_at: float | None = clock()  # None: no doubt
+        self._asked_at = float("-inf")
+        self._told = ""
+        self.finding: Finding | None = None
+
+    def doubt(self) -> None:
+        """Another engine may answer now."""
+        if self._due_at is None:
+            self._due_at = max(self._clock(), self._asked_at + SOON_S)
+
+    async def settle(self) -> bool:
+        """Ask, if there is doubt and it is time; whether the adapter is another one now."""
+        if self._due_at is None or self._clock() < self._due_at:
+            return False
+        self._asked_at = self._clock()
+        self.finding = finding = await probe(self._poller)
+        again = AGAIN_S if finding.answered else SOON_S
+        self._due_at = None if finding.supported else self._clock() + again
+        if not finding.answered:
+            return False
+        self._tell(finding)
+        return self._engine.adopt(finding.engine)
+
+    def _tell(self, finding: Finding) -> None:
+        if finding.sentence != self._told:
+            self._told = finding.sentence
+            severity = logging.INFO if finding.supported else logging.WARNING
+            logs.event(log, severity, "engine_found", f"{self._poller.shown_url}: {finding.sentence}")

@@ -1,0 +1,52 @@
+"""A request while it is being judged, and what stands in its way."""
+
+from dataclasses import dataclass
+
+from kvctl.core.claim import Claim
+from kvctl.core.events import Arrived
+from kvctl.core.outcomes import Priority, RejectReason
+from kvctl.core.sharing import Candidate
+from kvctl.core.survival import Key
+
+
+@dataclass(slots=True, eq=False)
+class Case:
+    """One request with its claim and its curve. ``peak`` and ``alone`` are as last judged, KV tokens."""
+
+    event: Arrived
+    asked: Claim
+    key: Key
+    candidate: Candidate
+    static: bool  # worst cases count
+    tenant: str = ""  # by whose rule it goes; "" where none are told apart
+    priority: Priority = Priority.NORMAL
+    peak: float = 0.0
+    alone: bool = False
+    _own: float = -1.0
+
+    @property
+    def own(self) -> float:
+        """KV tokens that it will hold by itself, at most."""
+        if self._own < 0.0:
+            worst = float(self.asked.tokens)
+            self._own = worst if self.static else min(self.candidate.peak(), worst)
+        return self._own
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """Why it cannot start now, and what has to go first, in one of three measures.
+
+    ``tokens`` of the forecast peak that have to drain, ``sequences`` that have to end, or ``seconds`` to pass
+    (None: not known). ``room``: it is the KV budget that is missing.
+    """
+
+    reason: RejectReason
+    tokens: float = 0.0
+    sequences: float | None = None
+    seconds: float | None = None
+
+    @property
+    def room(self) -> bool:
+        """Whether draining tokens is what it takes."""
+        return self.sequences is None and self.seconds is None

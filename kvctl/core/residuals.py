@@ -1,0 +1,76 @@
+"""How good the forecast is: what leases came to hold against what was forecast for them.
+
+Now and then the leases in flight are noted with the mean and the upper bound that the forecast gives for them
+``AHEAD`` decode steps on. When that many steps are over, what those of them still open hold is the answer;
+who came later has no part in it. A bound at two deviations is passed about once in forty times if the spread
+is right and leases are many. Passed more often for long, lengths vary together more than is assumed.
+"""
+
+from dataclasses import dataclass
+
+from kvctl.core.forecast import Curve
+from kvctl.core.ledger import Ledger
+from kvctl.core.survival import STEPS
+
+AHEAD = 64  # decode steps
+NODE = STEPS.index(AHEAD)
+NOTED_EVERY_S = 1.0
+FEWEST_LEASES = 4  # with fewer there is no occupancy to speak of
+FEWEST_LOOKS = 30  # before a share is told
+MEMORY = 1000.0  # looks
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What was forecast for ``leases``, KV tokens, to be looked at ``due``."""
+
+    due: float
+    leases: tuple[str, ...]
+    mean: float
+    bound: float
+
+
+class Residuals:
+    """One note at a time, and the fading sums of what came of them."""
+
+    def __init__(self) -> None:
+        self._note: Note | None = None
+        self._noted_at = float("-inf")
+        self._looks = 0
+        self._weight = self._exceeded = self._error = 0.0
+
+    @property
+    def exceeded_ratio(self) -> float | None:
+        """Share of looks at which more was held than the forecast's bound; None: too few looks."""
+        return self._exceeded / self._weight if self._looks >= FEWEST_LOOKS else None
+
+    @property
+    def error_ratio(self) -> float | None:
+        """How far what was held lies above the forecast's mean, on average; below: negative."""
+        return self._error / self._weight if self._looks >= FEWEST_LOOKS else None
+
+    def tick(self, ledger: Ledger, forecast: Curve, seconds_per_step: float, now: float) -> None:
+        """Time passes: look at what is due, and note what is next."""
+        if self._note is not None and now >= self._note.due:
+            self._look(self._note, ledger)
+            self._note = None
+        if self._note is None and now - self._noted_at >= NOTED_EVERY_S:
+            self._noted_at = now
+            self._note = self._noted(ledger, forecast, now + AHEAD * seconds_per_step)
+
+    def _noted(self, ledger: Ledger, forecast: Curve, due: float) -> Note | None:
+        """None where it could not be compared: nothing to speak of, or prefixes held in common."""
+        if len(ledger) < FEWEST_LEASES or ledger.shared_tokens or len(forecast.means) <= NODE:
+            return None
+        at = slice(NODE, NODE + 1)
+        there = Curve(forecast.means[at], forecast.spreads[at], forecast.squares[at])
+        leases = tuple(lease.id for lease in ledger)
+        return Note(due, leases, there.means[0], max(there.peak(), there.means[0]))
+
+    def _look(self, note: Note, ledger: Ledger) -> None:
+        held = sum(lease.held_tokens() for one in note.leases if (lease := ledger.get(one)) is not None)
+        fade = 1.0 - 1.0 / MEMORY
+        self._looks += 1
+        self._weight = self._weight * fade + 1.0
+        self._exceeded = self._exceeded * fade + (held > note.bound)
+        self._error = self._error * fade + (held - note.mean) / max(note.mean, 1.0)

@@ -1,0 +1,109 @@
+"""The daemon as a process: made of its settings, run until a signal, with what must be closed after it."""
+
+import asyncio
+import logging
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import aiohttp
+import uvloop
+
+from kvctl import logs
+from kvctl.control.poll import LoopbackResolver
+from kvctl.daemon import Daemon
+from kvctl.gpu.base import GpuSource
+from kvctl.gpu.sources import make_source
+from kvctl.part_configs import authorization, engine_settings
+from kvctl.settings.model import Settings
+from kvctl.settings.surroundings import warnings
+from kvctl.tokens.chain import ChainCounter
+from kvctl.tokens.foreign import Interpreter, http_post
+from kvctl.tokens.load import load_counter
+
+log = logs.get("daemon")
+
+
+async def serve(
+    settings: Settings,
+    *,
+    stop: asyncio.Event,
+    gpu_source: GpuSource | None = None,
+    read: Callable[[], Settings] | None = None,
+) -> None:
+    """Run until ``stop`` is set. ``gpu_source`` stands in for those that the settings name.
+
+    ``read`` loads the settings again, at SIGHUP or when on-call asks for it.
+
+    Raises ListenError or TokenizerError when the settings cannot be obeyed.
+    """
+    each = engine_settings(settings)
+    sources = {
+        one.gpus: gpu_source or make_source(one.gpus, timeout_s=settings.gpu_timeout) for one in each.values()
+    }
+    async with AsyncExitStack() as stack:
+        counters = {name: await stack.enter_async_context(_counter(one)) for name, one in each.items()}
+        daemon = Daemon(settings, sources, counters, read)
+        await stack.enter_async_context(daemon.running())
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, daemon.hang_up)
+        await stop.wait()
+
+
+@asynccontextmanager
+async def _counter(settings: Settings) -> AsyncIterator[ChainCounter]:
+    key = authorization(settings)
+    connector = aiohttp.TCPConnector(resolver=LoopbackResolver(), limit=0, keepalive_timeout=3.0)
+    async with aiohttp.ClientSession(connector=connector) as session:
+        counter = await asyncio.to_thread(
+            load_counter,
+            settings.tokenizer,
+            ask=Interpreter(
+                http_post(
+                    session, settings.engine_url, headers=None if key is None else {"Authorization": key}
+                )
+            ),
+            inline_bytes=settings.tokenize_inline_bytes,
+            workers=settings.tokenize_workers,
+            timeout_s=settings.tokenize_timeout,
+            media_tokens={
+                "image": settings.image_tokens,
+                "video": settings.video_tokens,
+                "audio": settings.audio_tokens,
+            },
+        )
+        try:
+            yield counter
+        finally:
+            await counter.close()
+
+
+def run(settings: Settings, read: Callable[[], Settings] | None = None) -> None:
+    """Serve in the foreground until SIGTERM or SIGINT. A second signal cuts the drain short.
+
+    ``read`` loads the settings again, for a reload.
+    """
+    handler = logs.start(settings.log_level, settings.log_format)
+    for sentence in warnings(settings):
+        logs.event(log, logging.WARNING, "settings", sentence)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_run_until_signal(settings, read))
+    finally:
+        logs.stop(handler)
+
+
+async def _run_until_signal(settings: Settings, read: Callable[[], Settings] | None) -> None:
+    stop = asyncio.Event()
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+
+    def signalled() -> None:
+        if stop.is_set() and task is not None:
+            task.cancel()
+        stop.set()
+
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, signalled)
+    try:
+        await serve(settings, stop=stop, read=read)
+    except asyncio.CancelledError:
+        logs.event(log, logging.WARNING, "cut", "a second signal cut the drain short")

@@ -1,0 +1,302 @@
+"""What the events and answers of each API say: tokens so far, usage, how it ended.
+
+OpenAI's chunks, Anthropic's and OpenAI's typed events, TGI's tokens, SGLang's cumulative answers, llama.cpp's
+pieces. Each is told by its own fields, so that one reader serves every route of every engine.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+
+@dataclass(slots=True)
+class Findings:
+    """What an answer showed so far. None: it did not say."""
+
+    tokens: int = 0  # output tokens over all choices, as counted
+    output_tokens: int | None = None  # by the engine's own usage
+    prompt_tokens: int | None = None
+    finished: bool = False  # a finish reason was seen
+    capped: bool = False  # a choice ended at its limit
+    error: bool = False  # an error object inside the answer
+    recognised: bool = False  # the format is one that is understood
+
+
+class Usage(msgspec.Struct):
+    """Either API's. Anthropic takes what the prefix cache gave out of ``input_tokens``."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    cache_read_input_tokens: int | None = None
+    cache_creation_input_tokens: int | None = None
+
+
+class _Delta(msgspec.Struct):
+    role: Any = None
+    content: Any = None
+    reasoning: Any = None
+    reasoning_content: Any = None
+    tool_calls: Any = None
+
+
+class Choice(msgspec.Struct):
+    """Of a chunk, or of a whole answer."""
+
+    index: int = 0
+    delta: _Delta | None = None
+    finish_reason: str | None = None
+    token_ids: list[int] | None = None
+
+
+class _Event(msgspec.Struct):
+    """OpenAI's chat and completion chunks; the last five give away the other formats."""
+
+    choices: list[Choice] | None = None
+    usage: Usage | None = None
+    error: Any = None
+    type: str | None = None
+    token: Any = None
+    meta_info: Any = None
+    stop: Any = None
+    content: Any = None
+
+
+class Answer(msgspec.Struct):
+    """A plain answer of any of the APIs."""
+
+    choices: list[Choice] | None = None
+    usage: Usage | None = None
+    error: Any = None
+    stop_reason: str | None = None  # Anthropic
+    status: str | None = None  # OpenAI responses
+    details: Any = None  # TGI
+    meta_info: Any = None  # SGLang
+    tokens_predicted: Any = None  # llama.cpp
+    tokens_evaluated: Any = None
+    stop_type: Any = None
+
+
+_EVENT = msgspec.json.Decoder(_Event)
+_ANSWERS = msgspec.json.Decoder(Answer | list[Answer])
+_CAPPED = frozenset({"length", "max_tokens", "incomplete", "max_output_tokens", "limit"})
+
+
+def _natural(value: object) -> int | None:
+    """A count, or None for what is none."""
+    return value if type(value) is int and value >= 0 else None
+
+
+def take_usage(found: Findings, usage: Usage) -> None:
+    """The engine's own figures go over what was counted."""
+    prompt, output = _natural(usage.prompt_tokens), _natural(usage.completion_tokens)
+    if prompt is None and (prompt := _natural(usage.input_tokens)) is not None:
+        cached = (usage.cache_read_input_tokens, usage.cache_creation_input_tokens)
+        prompt += sum(_natural(tokens) or 0 for tokens in cached)
+    output = _natural(usage.output_tokens) if output is None else output
+    found.prompt_tokens = found.prompt_tokens if prompt is None else prompt
+    found.output_tokens = found.output_tokens if output is None else output
+
+
+def take_finish(found: Findings, reason: object) -> None:
+    """A word for the end, or None while there is none."""
+    if isinstance(reason, str):
+        found.finished = True
+        found.capped = found.capped or reason in _CAPPED
+
+
+class Events:
+    """Reads the payloads of one event stream into ``found``."""
+
+    __slots__ = ("_per_choice", "found")
+
+    def __init__(self) -> None:
+        self.found = Findings()
+        self._per_choice: dict[object, int] = {}
+
+    def read(self, payload: bytes) -> None:
+        """One event. What is no JSON object says nothing."""
+        if payload == b"[DONE]":
+            return
+        try:
+            event = _EVENT.decode(payload)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            return
+        if event.choices is not None:
+            self._openai(event)
+        elif event.error is not None:
+            self.found.error = True
+        elif event.meta_info is not None:
+            self._cumulative(event.meta_info, payload)
+        elif event.type is not None or event.token is not None:
+            self._other(payload)
+        elif event.content is not None and event.stop is not None:
+            _read_piece(self.found, msgspec.json.decode(payload))
+        elif event.usage is not None:
+            take_usage(self.found, event.usage)
+
+    def _openai(self, event: _Event) -> None:
+        found, choices = self.found, event.choices or []
+        found.recognised = True
+        for choice in choices:
+            if choice.finish_reason is not None:
+                take_finish(found, choice.finish_reason)
+            new = _tokens_in(choice)
+            if event.usage is not None and event.usage.completion_tokens is not None:
+                # usage on every chunk counts this choice alone
+                new = event.usage.completion_tokens - self._per_choice.get(choice.index, 0)
+            self._more(choice.index, new)
+        if event.usage is not None and not choices:
+            take_usage(found, event.usage)
+        if event.error is not None:
+            found.error = True
+
+    def _cumulative(self, meta: Any, payload: bytes) -> None:
+        """SGLang: every event tells all tokens of its choice so far."""
+        if not isinstance(meta, dict):
+            return
+        found = self.found
+        found.recognised = True
+        index = msgspec.json.decode(payload).get("index", 0)
+        index = index if isinstance(index, int) else 0
+        total = _natural(meta.get("completion_tokens"))
+        if total is not None:
+            self._more(index, total - self._per_choice.get(index, 0))
+            found.output_tokens = found.tokens
+        _take_meta(found, meta)
+
+    def _more(self, choice: object, new: int) -> None:
+        if new > 0:
+            self._per_choice[choice] = self._per_choice.get(choice, 0) + new
+            self.found.tokens += new
+
+    def _other(self, payload: bytes) -> None:
+        event = msgspec.json.decode(payload)
+        if "token" in event:
+            _read_tgi(self.found, event)
+        elif not _read_typed(self.found, str(event.get("type"))):
+            _read_typed_usage(self.found, event)
+
+
+def _tokens_in(choice: Choice) -> int:
+    """Tokens that a chunk brought for a choice. The chunk that only names the role brought none."""
+    if choice.token_ids is not None:
+        return len(choice.token_ids)
+    delta = choice.delta
+    if delta is None or delta.role is None or choice.finish_reason is not None:
+        return 1
+    return 1 if delta.content or delta.reasoning or delta.reasoning_content or delta.tool_calls else 0
+
+
+def _read_tgi(found: Findings, event: dict[str, Any]) -> None:
+    found.recognised = True
+    if event["token"] is not None:
+        found.tokens += 1
+    details = event.get("details")
+    if isinstance(details, dict):
+        take_finish(found, details.get("finish_reason"))
+        found.output_tokens = _add(found.output_tokens, details.get("generated_tokens"))
+        found.prompt_tokens = _either(details.get("input_length"), found.prompt_tokens)
+        if isinstance(details.get("prefill"), list) and details["prefill"]:
+            found.prompt_tokens = len(details["prefill"])
+    elif event.get("generated_text") is not None:
+        found.finished = True
+
+
+def _add(so_far: int | None, more: object) -> int | None:
+    number = _natural(more)
+    return so_far if number is None else (so_far or 0) + number
+
+
+def _either(value: object, other: int | None) -> int | None:
+    number = _natural(value)
+    return other if number is None else number
+
+
+def _take_meta(found: Findings, meta: dict[str, Any]) -> None:
+    found.prompt_tokens = _either(meta.get("prompt_tokens"), found.prompt_tokens)
+    reason = meta.get("finish_reason")
+    take_finish(found, reason.get("type") if isinstance(reason, dict) else reason)
+
+
+def _read_piece(found: Findings, event: dict[str, Any]) -> None:
+    """llama.cpp: a piece of text each, and the totals with the last."""
+    found.recognised = True
+    pieces = event.get("tokens")
+    last = event["stop"] is True
+    if isinstance(pieces, list) and pieces:
+        found.tokens += len(pieces)
+    elif not last and event["content"] != "":
+        found.tokens += 1
+    if last:
+        _read_totals(found, event)
+
+
+def _read_totals(found: Findings, event: dict[str, Any]) -> None:
+    found.finished = True
+    found.output_tokens = _add(found.output_tokens, event.get("tokens_predicted"))
+    found.prompt_tokens = _either(event.get("tokens_evaluated"), found.prompt_tokens)
+    take_finish(found, event.get("stop_type"))
+
+
+def _read_typed(found: Findings, kind: str) -> bool:
+    """Events of Anthropic's and OpenAI's typed streams that say all by their type."""
+    if kind == "content_block_delta" or (kind.startswith("response.") and kind.endswith(".delta")):
+        found.recognised = True
+        found.tokens += 1
+        return True
+    if kind == "message_stop":
+        found.finished = True
+        return True
+    if kind in ("error", "response.failed"):
+        found.error = True
+        return True
+    return False
+
+
+def _read_typed_usage(found: Findings, event: dict[str, Any]) -> None:
+    """message_start, message_delta (Anthropic), response.completed, response.incomplete (OpenAI)."""
+    inner = next((event[key] for key in ("message", "response") if isinstance(event.get(key), dict)), event)
+    if isinstance(event.get("delta"), dict):
+        take_finish(found, event["delta"].get("stop_reason"))
+    if inner is not event and inner.get("status") in ("completed", "incomplete"):
+        take_finish(found, inner["status"])
+    try:
+        usage = msgspec.convert(inner.get("usage") or {}, Usage)
+    except msgspec.ValidationError:
+        return
+    if event.get("type") == "message_start":
+        usage.output_tokens = None  # what is said before the first token is no total
+    take_usage(found, usage)
+
+
+def read_answer(found: Findings, body: bytes | bytearray) -> None:
+    """A whole plain answer; what is no JSON of a known form says nothing."""
+    try:
+        decoded = _ANSWERS.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return
+    for answer in decoded if isinstance(decoded, list) else [decoded]:
+        _read_one(found, answer)
+
+
+def _read_one(found: Findings, answer: Answer) -> None:
+    found.error = found.error or answer.error is not None
+    for choice in answer.choices or ():
+        take_finish(found, choice.finish_reason)
+    take_finish(found, answer.stop_reason)
+    take_finish(found, answer.status)
+    if isinstance(answer.details, dict):
+        _read_tgi(found, {"token": None, "details": answer.details})
+    if isinstance(answer.meta_info, dict):
+        found.recognised = True
+        found.output_tokens = _add(found.output_tokens, answer.meta_info.get("completion_tokens"))
+        _take_meta(found, answer.meta_info)
+    if answer.tokens_predicted is not None:
+        found.recognised = True
+        _read_totals(found, msgspec.to_builtins(answer))
+    if answer.usage is not None:
+        take_usage(found, answer.usage)
+    found.recognised = found.recognised or answer.usage is not None or answer.choices is not None

@@ -1,0 +1,161 @@
+"""From a request to who may serve it: the engines behind its model's name, and the request as each reads it.
+
+Law 4: a 400 needs proof. A body that one engine's reader refuses is refused only where all readers do.
+Bodies are read and counted once for engines that read alike: same adapter, same tokenizer, same model.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from aiohttp import web
+
+from kvctl.core.claim import Prefix, Shape
+from kvctl.engines.base import Route
+from kvctl.proxy.bodies import Parsed
+from kvctl.proxy.carrying import RANK_HEADER
+from kvctl.proxy.dispatch import Dispatch
+from kvctl.proxy.limits import BadRequest
+from kvctl.proxy.peek import Peek, peek, renamed
+from kvctl.proxy.routes import Action, LiveRouter, Match
+from kvctl.proxy.seams import Backend, ProxyConfig
+
+_NO_PEEK = Peek()
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A request as one engine is to get it, and what it asks of that engine."""
+
+    backend: Backend
+    match: Match
+    body: bytes
+    parsed: Parsed
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Who may serve a request. ``model`` as the caller wrote it; ``rank`` as the caller pinned it."""
+
+    model: str
+    prefixes: tuple[Prefix, ...]
+    rank: str | None
+    readings: tuple[Reading, ...]
+    bound: bool = False  # only one engine holds what the request goes on from
+
+    def shapes(self) -> list[tuple[Backend, Shape]]:
+        """What each engine's gates are asked."""
+        return [(reading.backend, reading.parsed.shape) for reading in self.readings]
+
+    def of(self, backend: Backend) -> Reading:
+        """The request as that engine reads it."""
+        return next(reading for reading in self.readings if reading.backend is backend)
+
+    def without(self, backend: Backend) -> "Plan | None":
+        """The plan without an engine; None: no other is left."""
+        left = tuple(reading for reading in self.readings if reading.backend is not backend)
+        return Plan(self.model, self.prefixes, self.rank, left) if left else None
+
+
+class Planner:
+    """Plans for all metered requests of the data port."""
+
+    def __init__(self, dispatch: Dispatch, config: ProxyConfig) -> None:
+        self._dispatch = dispatch
+        self._tenancy = config.tenancy
+        self._routers = {
+            backend.name: LiveRouter(
+                [backend.engine],
+                opened=config.opened,
+                admin_opened=config.admin_opened,
+                base_path=config.base_path,
+            )
+            for backend in dispatch.backends
+        }
+
+    def match(self, method: str, target: str) -> Match:
+        """What a request line means: to the first engine that knows the route, whatever its kind."""
+        routers = iter(self._routers.values())
+        first = next(routers).match(method, target)
+        if first.action is not Action.NOT_FOUND:
+            return first
+        others = (router.match(method, target) for router in routers)
+        return next((match for match in others if match.action is not Action.NOT_FOUND), first)
+
+    def match_of(self, backend: Backend, request: web.BaseRequest) -> Match:
+        """What a request line means to one engine."""
+        return self._routers[backend.name].match(request.method, request.raw_path)
+
+    def look(self, body: bytes) -> Peek:
+        """A first look at a body, where there is anything to choose."""
+        dispatch = self._dispatch
+        return peek(body) if dispatch.several or len(dispatch.backends[0].lanes) > 1 else _NO_PEEK
+
+    async def plan(self, request: web.BaseRequest, match: Match, body: bytes) -> Plan | BadRequest:
+        """Who may serve a request whose ``match`` is metered by some engine, or an answer."""
+        seen, backends = self.look(body), self._dispatch.backends
+        if not self._dispatch.several:
+            parsed = await self._parsed(backends[0], match.route, request, body)
+            if isinstance(parsed, BadRequest):
+                return parsed
+            rank = request.headers.get(RANK_HEADER) if len(backends[0].lanes) > 1 else None
+            return Plan("", seen.prefixes, rank, (Reading(backends[0], match, body, parsed),))
+        maker = self._dispatch.makers.of(seen.previous) if seen.previous else None
+        matches = {backend: self.match_of(backend, request) for backend in backends}
+        knowing = [backend for backend, each in matches.items() if each.action is Action.GENERATE]
+        candidates = [maker] if maker in knowing else self._dispatch.candidates(seen.model, knowing)
+        if isinstance(candidates, BadRequest):
+            return candidates
+        metering = [(backend, matches[backend]) for backend in candidates]
+        readings = await self._readings(metering, seen.model, request, body)
+        if isinstance(readings, BadRequest):
+            return readings
+        rank = request.headers.get(RANK_HEADER)
+        return Plan(seen.model, seen.prefixes, rank, readings, bound=maker is not None)
+
+    async def _readings(
+        self, metering: Sequence[tuple[Backend, Match]], model: str, request: web.BaseRequest, body: bytes
+    ) -> tuple[Reading, ...] | BadRequest:
+        """Engines that serve now read first: their counting works."""
+        read: dict[tuple[str, str, str], tuple[bytes, Parsed | BadRequest]] = {}
+        for backend, match in sorted(metering, key=lambda each: not each[0].serving):
+            key = (backend.engine.name, backend.tokenizer, backend.own_name(model))
+            if key not in read:
+                read[key] = await self._read(backend, match.route, model, request, body)
+        made: list[Reading] = []
+        for backend, match in metering:
+            sent, parsed = read[(backend.engine.name, backend.tokenizer, backend.own_name(model))]
+            if isinstance(parsed, Parsed):
+                made.append(Reading(backend, match, sent, parsed))
+        refused = (parsed for _, parsed in read.values() if isinstance(parsed, BadRequest))
+        return tuple(made) or next(refused)
+
+    async def _read(
+        self, backend: Backend, route: Route | None, model: str, request: web.BaseRequest, body: bytes
+    ) -> tuple[bytes, Parsed | BadRequest]:
+        sent = as_known(backend, model, body)
+        if isinstance(sent, BadRequest):
+            return body, sent
+        return sent, await self._parsed(backend, route, request, sent)
+
+    async def _parsed(
+        self, backend: Backend, route: Route | None, request: web.BaseRequest, body: bytes
+    ) -> Parsed | BadRequest:
+        if route is None:
+            raise AssertionError("a metered match has its route")
+        parsed = await backend.reader.read(route, request.headers, body)
+        if isinstance(parsed, BadRequest):
+            return parsed
+        shape = self._tenancy.attribute(parsed.shape, request.headers)
+        return parsed if shape is parsed.shape else replace(parsed, shape=shape)
+
+
+def as_known(backend: Backend, model: str, body: bytes) -> bytes | BadRequest:
+    """The body as the engine is to get it: as sent, unless the model is one of the engine's aliases."""
+    own = backend.own_name(model)
+    if own == model:
+        return body
+    changed = renamed(body, own)
+    if changed is None:
+        message = f"The model {model[:200]!r} is an alias, which is understood in a body of UTF-8 JSON alone."
+        return BadRequest(message=message, param="model")
+    return changed

@@ -1,0 +1,29 @@
+"""One reader a form of body: what it asks of the engine."""
+
+from collections.abc import Awaitable, Callable
+
+from kvctl.engines.base import Form, Route
+from kvctl.proxy.readers import anthropic, native, openai, pooling, responses, vllm
+from kvctl.proxy.readers import any as any_form
+from kvctl.proxy.readers.base import Body, Counted, Facts
+
+Read = Callable[[Facts, Route, Body, int], Awaitable[Counted]]
+
+READERS: dict[Form, Read] = {
+    Form.CHAT: openai.read_chat,
+    Form.CHAT_BATCH: openai.read_chat_batch,
+    Form.COMPLETION: openai.read_completion,
+    Form.RESPONSES: responses.read_responses,
+    Form.MESSAGES: anthropic.read_messages,
+    Form.VLLM_GENERATE: vllm.read_generate,
+    Form.INVOCATIONS: vllm.read_invocations,
+    Form.TGI_GENERATE: native.read_tgi,
+    Form.SGLANG_GENERATE: native.read_sglang,
+    Form.PLAIN_GENERATE: native.read_plain,
+    Form.LLAMACPP_COMPLETION: native.read_llamacpp,
+    Form.EMBED: pooling.read_embed,
+    Form.SCORE: pooling.read_score,
+    Form.RERANK: pooling.read_rerank,
+    Form.OTHER: any_form.read_any,
+}
+"""Of JSON bodies; ``Form.AUDIO`` is no JSON and read by ``readers.audio``."""

@@ -1,0 +1,107 @@
+"""What the readers of bodies share: what they know of the engine, and what they hand back.
+
+Law 4: a 400 needs proof, and nothing malformed may ever shrink a claim. What an engine refuses for certain is
+refused in its words; what merely looks odd is counted by an upper bound and left to the engine.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from kvctl.engines.base import Engine, Form
+from kvctl.proxy.limits import BadRequest
+from kvctl.tokens.base import Count, Counter, CountMethod
+from kvctl.tokens.bound import TOKENS_PER_REQUEST
+from kvctl.tokens.media import MediaBounds, bound_of_all
+
+UNKNOWN_CONTEXT = 32_768
+"""Tokens of a prompt that only the engine knows, where its context length is not known either."""
+
+_STRICT = ("vllm", "sim")
+
+Body = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What is known of the engine when a body is read.
+
+    ``strict``: limits are read as vLLM reads them, and refused in its words; else a limit of another type is
+    the engine's to judge and claims as if none was sent. ``context`` tells the context length where it is
+    known by now, ``begins`` whether it is worth knowing how prompts begin. ``efforts`` keeps, per model, what
+    ``thinking: disabled`` means to its template.
+    """
+
+    counter: Counter
+    engine: Engine
+    vocab_size: int | None = None
+    context: Callable[[], int | None] = lambda: None
+    embeds_bytes_per_token: int = 512
+    media: MediaBounds = field(default_factory=MediaBounds)
+    begins: Callable[[], bool] = lambda: False
+    efforts: dict[str, bool] = field(default_factory=dict)
+
+    @property
+    def strict(self) -> bool:
+        """Whether this is an engine whose validation is repeated here; it may be found out only later."""
+        return self.engine.name in _STRICT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The limits in a body.
+
+    ``output`` None: the engine's default for the route, or for ``form`` where the body has that form; but
+    with ``unlimited`` the rest of the context, whatever the default is. ``truncate``: the engine cuts prompts
+    to so many tokens; -1: to its context.
+    """
+
+    output: int | None = None
+    n: int = 1
+    truncate: int | None = None
+    unlimited: bool = False
+    form: Form | None = None
+
+
+class OddShapeError(ValueError):
+    """A conversation of which is not known for certain what the engine makes of it."""
+
+
+Counted = tuple[Asked, Count] | BadRequest
+
+NOTHING = Asked(output=0)
+"""Prompt-only routes: nothing is generated."""
+
+
+def model_of(data: Body) -> str:
+    """The model that the body names, or ""."""
+    model = data.get("model")
+    return model if isinstance(model, str) else ""
+
+
+def bounded(*prompts: int) -> Count:
+    """Prompts that were bounded, not counted."""
+    return Count(prompts=prompts, method=CountMethod.BOUND)
+
+
+def bounded_by_all(facts: Facts, data: Body) -> Count:
+    """All that is written in the body, as one prompt; media at their own bound."""
+    return bounded(bound_of_all(data, facts.media) + TOKENS_PER_REQUEST)
+
+
+def together(counts: Sequence[Count]) -> Count:
+    """All prompts of several counts: as doubtful as the most doubtful of them."""
+    methods = [count.method for count in counts]
+    order = (CountMethod.BOUND, CountMethod.ENGINE, CountMethod.LOCAL)
+    whole = all(len(count.prefixes) == len(count.prompts) for count in counts)
+    return Count(
+        prompts=tuple(prompt for count in counts for prompt in count.prompts),
+        method=next(method for method in order if method in methods),
+        seconds=sum(count.seconds for count in counts),
+        prefixes=tuple(prefix for count in counts for prefix in count.prefixes) if whole else (),
+    )
+
+
+def no_proof(count: Count) -> Count:
+    """The same numbers, as an upper bound."""
+    return replace(count, method=CountMethod.BOUND)

@@ -1,0 +1,87 @@
+"""How prompts begin: hashes at borders, by which the gate knows what requests have in common.
+
+A chain hash over the token ids, keyed anew in each process, at every ``BORDER`` tokens: 64 bits that say that
+all tokens up to there are equal, and nothing else of the prompt. The ids are hashed in short runs, so that a
+long prompt in a worker thread lets the loop go on between them.
+"""
+
+import asyncio
+import hashlib
+import secrets
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+from kvctl.core.claim import Prefix
+
+BORDER = 128
+RUN = 32 * BORDER
+INLINE = 4096  # ids that are hashed on the loop: a tenth of a millisecond
+_ID_BYTES = array("Q").itemsize
+_KEY = secrets.token_bytes(16)
+
+_SCORES = ("prompt_logprobs", "prompt_logprob_token_ids")
+
+
+class Tokens(int):
+    """A number of prompt tokens that knows how the prompt begins."""
+
+    prefix: Prefix = ()
+
+    def __new__(cls, count: int, prefix: Prefix = ()) -> Self:
+        """``count`` tokens; ``prefix`` (): shorter than a border."""
+        made = super().__new__(cls, count)
+        made.prefix = prefix
+        return made
+
+
+def prefix_of(ids: Sequence[int]) -> Prefix:
+    """``(tokens, hash)`` at every border before the last token, which no engine takes from its cache.
+
+    Ids that no engine would take (negative ones, or beyond 64 bits) begin like nothing else.
+    """
+    chain, borders = hashlib.blake2b(digest_size=8, key=_KEY), []
+    last = (len(ids) - 1) // BORDER * BORDER
+    try:
+        for start in range(0, last, RUN):
+            run = memoryview(array("Q", ids[start : min(start + RUN, last)])).cast("B")
+            for end in range(BORDER, len(run) // _ID_BYTES + 1, BORDER):
+                chain.update(run[(end - BORDER) * _ID_BYTES : end * _ID_BYTES])
+                borders.append((start + end, int.from_bytes(chain.digest(), "big")))
+    except (TypeError, OverflowError):
+        return ()
+    return tuple(borders)
+
+
+async def prefixes_of_lists(lists: Sequence[Sequence[int]]) -> tuple[Prefix, ...]:
+    """One prefix for each prompt of ids; long ones in a thread."""
+
+    def hashed() -> tuple[Prefix, ...]:
+        return tuple(map(prefix_of, lists))
+
+    return hashed() if sum(map(len, lists)) <= INLINE else await asyncio.to_thread(hashed)
+
+
+def prefixes_of(counts: Sequence[int]) -> tuple[Prefix, ...]:
+    """One prefix a prompt; nothing at all where the beginning of any is not known."""
+    known = [count.prefix for count in counts if isinstance(count, Tokens)]
+    return tuple(known) if len(known) == len(counts) else ()
+
+
+def as_cached(prefixes: tuple[Prefix, ...], body: Mapping[str, Any]) -> tuple[Prefix, ...]:
+    """The prefixes as far as the engine's cache knows them for this body.
+
+    ``cache_salt`` keeps callers apart; and where log-probabilities of the prompt are asked for, the cache is
+    not read.
+    """
+    if not prefixes:
+        return ()
+    scored = body.get("echo") and body.get("logprobs") is not None
+    if scored or any(body.get(field) is not None for field in _SCORES):
+        return ()
+    salt = body.get("cache_salt")
+    if salt is None:
+        return prefixes
+    mixed = hashlib.blake2b(str(salt).encode("utf-8", "surrogatepass"), digest_size=8, key=_KEY).digest()
+    mask = int.from_bytes(mixed, "big")
+    return tuple(tuple((tokens, known ^ mask) for tokens, known in prefix) for prefix in prefixes)

@@ -1,0 +1,232 @@
+"use strict";
+// The status page: draws what /v1/page/events tells. Text goes in as text, never as markup.
+
+const KEPT = 300;
+const RETRY_MS = 2000;
+const SILENCE_MS = 8000;
+const CURVES = ["capacity", "budget", "forecast", "used"];
+const SVG = "http://www.w3.org/2000/svg";
+const GOOD = new Set(["up", "active"]);
+const FAIR = new Set(["late", "stale", "no_telemetry", "trial", "starting", "draining", "bypass"]);
+
+const byId = (id) => document.getElementById(id);
+const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+const tokens = (value) => (value === null || value === undefined ? "?" : whole.format(value));
+const share = (value) => (value === null || value === undefined ? "?" : `${(value * 100).toFixed(1)} %`);
+const seconds = (value) => {
+  if (value === null || value === undefined) return "-";
+  if (value < 90) return `${value.toFixed(value < 10 ? 1 : 0)} s`;
+  if (value < 5400) return `${Math.round(value / 60)} min`;
+  return `${(value / 3600).toFixed(1)} h`;
+};
+const gib = (value) => (value === null || value === undefined ? "?" : `${(value / 2 ** 30).toFixed(1)} GiB`);
+
+const curves = new Map(); // engine: points of the last five minutes
+const shown = new Map(); // engine: its section
+let paused = false;
+let heardAt = 0;
+let source = null;
+let said = "";
+
+function put(node, text) {
+  if (node.textContent !== text) node.textContent = text;
+}
+
+function badge(node, word) {
+  put(node, word.replaceAll("_", " "));
+  node.hidden = false;
+  node.classList.toggle("good", GOOD.has(word));
+  node.classList.toggle("bad", !GOOD.has(word) && !FAIR.has(word));
+}
+
+function element(kind, text, className) {
+  const made = document.createElement(kind);
+  made.textContent = text;
+  if (className) made.className = className;
+  return made;
+}
+
+function row(cells) {
+  const made = document.createElement("tr");
+  made.append(...cells.map(([text, className]) => element("td", text, className)));
+  return made;
+}
+
+function section(name) {
+  if (!shown.has(name)) {
+    const made = byId("engine").content.firstElementChild.cloneNode(true);
+    const title = `engine-${shown.size}`;
+    made.querySelector("h2").id = title;
+    made.setAttribute("aria-labelledby", title);
+    const region = made.querySelector(".scroll");
+    region.setAttribute("aria-label", `ranks of ${name}`);
+    put(made.querySelector(".name"), name);
+    byId("engines").append(made);
+    shown.set(name, made);
+  }
+  return shown.get(name);
+}
+
+function drawEngine(name, engine) {
+  const at = section(name);
+  const set = (className, text) => put(at.querySelector(`.${className}`), text);
+  badge(at.querySelector(".state"), engine.state);
+  set("headroom", tokens(engine.headroom_tokens));
+  set("budget", tokens(engine.budget_tokens));
+  set("forecast", tokens(engine.forecast_peak_tokens));
+  set("used", tokens(engine.used_tokens));
+  set("capacity", `${tokens(engine.capacity_tokens)}${engine.capacity_known ? "" : " (a guess)"}`);
+  set("margin", share(engine.margin_ratio));
+  set("limit", engine.binding_limit.replaceAll("_", " "));
+  set("leases", tokens(engine.leases));
+  set("queue", queued(engine.queue));
+  const pressing = Object.entries(engine.pressure).filter(([, factor]) => factor < 1);
+  const pressure = pressing.map(([term, factor]) => `${term.replaceAll("_", " ")} ${share(factor)}`);
+  set("why", [shown.size > 1 ? engine.sentence : "", pressure.length ? `Pressure: ${pressure.join(", ")}.` : ""].join(" ").trim());
+  at.querySelector(".ranks tbody").replaceChildren(...engine.ranks.map((rank) => row([
+    [rank.rank], [share(rank.kv_usage_ratio), "n"], [tokens(rank.running), "n"], [tokens(rank.waiting), "n"],
+    [tokens(rank.preemptions_total), "n"], [`${seconds(rank.age_s)} ago`, "n"],
+  ])));
+  drawChart(at.querySelector(".chart"), name, engine);
+}
+
+function queued(queue) {
+  if (!queue) return "off";
+  const waiting = Object.values(queue.waiting).reduce((sum, each) => sum + each, 0);
+  return waiting ? `${whole.format(waiting)}, ${seconds(queue.oldest_s)}` : "nobody";
+}
+
+function drawChart(svg, name, engine) {
+  const points = curves.get(name) || [];
+  const top = Math.max(1, ...points.map((each) => Math.max(each.capacity, each.forecast))) * 1.05;
+  const end = points.length ? points[points.length - 1].at : 0;
+  for (const curve of CURVES) {
+    let path = svg.querySelector(`.${curve}`);
+    if (!path) {
+      path = document.createElementNS(SVG, "path");
+      path.setAttribute("class", curve);
+      svg.append(path);
+    }
+    path.setAttribute("d", line(points, curve, top, end));
+  }
+  svg.setAttribute("aria-label", `Budget ${tokens(engine.budget_tokens)}, forecast peak `
+    + `${tokens(engine.forecast_peak_tokens)}, in use ${tokens(engine.used_tokens)}, `
+    + `capacity ${tokens(engine.capacity_tokens)} KV tokens`);
+}
+
+function line(points, curve, top, end) {
+  let path = "";
+  let broken = true;
+  for (const point of points) {
+    const value = point[curve];
+    if (value === null) { broken = true; continue; }
+    const x = 600 * (1 - (end - point.at) / KEPT);
+    path += `${broken ? "M" : "L"}${x.toFixed(1)} ${(160 * (1 - value / top)).toFixed(1)}`;
+    broken = false;
+  }
+  return path;
+}
+
+function drawMinute(state) {
+  const refused = Object.entries(state.refused_last_minute);
+  const total = refused.reduce((sum, [, count]) => sum + count, 0);
+  put(byId("minute"), `${whole.format(state.admitted_last_minute)} let in, ${whole.format(total)} refused`);
+  byId("reasons").replaceChildren(...refused.map(([reason, count]) => {
+    const item = document.createElement("li");
+    const meter = document.createElement("meter");
+    meter.max = total;
+    meter.value = count;
+    meter.setAttribute("aria-label", reason.replaceAll("_", " "));
+    item.append(meter, `${reason.replaceAll("_", " ")}: ${whole.format(count)}`);
+    return item;
+  }));
+}
+
+function drawRefusals(state) {
+  const rows = state.refusals.map((each) => row([
+    [`${seconds(Math.max(0, state.time - each.at))} ago`], [each.reason.replaceAll("_", " ")],
+    [tokens(each.needed_tokens), "n"], [tokens(each.headroom_tokens), "n"],
+    [seconds(each.retry_after_s), "n"], [each.engine],
+  ]));
+  const none = row([["none since the start"]]);
+  none.firstChild.colSpan = 6;
+  byId("refusals").querySelector("tbody").replaceChildren(...(rows.length ? rows : [none]));
+}
+
+function list(id, items, none) {
+  byId(id).replaceChildren(...(items.length ? items : [none]).map((text) => element("li", text)));
+}
+
+function draw(state) {
+  put(byId("version"), state.version);
+  badge(byId("mode"), state.mode);
+  put(byId("sentence"), state.sentence);
+  for (const [name, engine] of Object.entries(state.engines)) drawEngine(name, engine);
+  drawMinute(state);
+  drawRefusals(state);
+  list("overrides", Object.entries(state.overrides).map(([knob, each]) =>
+    `${knob} = ${each.value} by ${each.actor}, ${seconds(each.left_s)} left: ${each.reason}`), "none");
+  list("cards", state.gpus.map((each) =>
+    `${each.name}: ${gib(each.free_bytes)} of ${gib(each.total_bytes)} free`
+    + (each.temperature_c === null ? "" : `, ${Math.round(each.temperature_c)} °C`)
+    + (each.lost ? ", LOST" : "")), state.gpu_fault ? `none: ${state.gpu_fault.replaceAll("_", " ")}` : "none");
+  announce(state);
+}
+
+// What a screen reader is told unasked: changes of state and mode, not every second's numbers.
+function announce(state) {
+  const states = Object.entries(state.engines).map(([name, engine]) => `${name} is ${engine.state}`);
+  const now = [`kvctl is ${state.mode}`, ...states].join(", ").replaceAll("_", " ");
+  if (now !== said) {
+    said = now;
+    put(byId("announce"), now);
+  }
+}
+
+function remember(state) {
+  for (const [name, engine] of Object.entries(state.engines)) {
+    const points = curves.get(name) || [];
+    points.push({
+      at: state.time, capacity: engine.capacity_tokens, budget: engine.budget_tokens,
+      forecast: engine.forecast_peak_tokens, used: engine.used_tokens,
+    });
+    while (points.length > KEPT) points.shift();
+    curves.set(name, points);
+  }
+}
+
+function connect() {
+  if (source) source.close();
+  heardAt = Date.now();
+  source = new EventSource("v1/page/events");
+  source.addEventListener("history", (event) => {
+    for (const [name, points] of Object.entries(JSON.parse(event.data))) curves.set(name, points);
+  });
+  source.addEventListener("state", (event) => {
+    heardAt = Date.now();
+    const state = JSON.parse(event.data);
+    remember(state);
+    connection("live", true);
+    if (!paused) draw(state);
+  });
+  source.addEventListener("error", () => connection("no answer from kvctl: numbers are old", false));
+}
+
+function connection(text, good) {
+  const node = byId("connection");
+  put(node, good && paused ? "paused" : text);
+  node.classList.toggle("good", good);
+  node.classList.toggle("bad", !good);
+}
+
+byId("pause").addEventListener("click", () => {
+  paused = !paused;
+  byId("pause").setAttribute("aria-pressed", String(paused));
+});
+setInterval(() => {
+  if (Date.now() - heardAt > SILENCE_MS) {
+    connection("no answer from kvctl: numbers are old", false);
+    connect();
+  }
+}, RETRY_MS);
+connect();

@@ -1,0 +1,231 @@
+"""The verbs of the night: explain, events, check, bypass, reload, loglevel, support and the rest."""
+
+import asyncio
+import json
+import signal
+import sys
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvctl.cli.events import line
+from kvctl.cli.main import VERBS
+from kvctl.cli.top import History, frame
+from kvctl.core.outcomes import EngineState
+from kvctl.core.overrides import Knob
+from tests.admin.conftest import ENGINE
+from tests.cli.conftest import MAIN, Daemon, Kvctl
+from tests.core.test_decisions import ADMITTED, REFUSED, ended, record
+
+
+async def test_explain_a_refusal(daemon: Daemon, kvctl: Kvctl) -> None:
+    daemon.journal.ring.add(record(1, REFUSED, "caller-1"))
+    done = await kvctl("explain", "caller-1")
+    assert (done.status, done.err) == (0, "")
+    lines = done.out.splitlines()
+    assert lines[0].startswith("caller-1  1970-01-01T")
+    assert lines[1:] == [
+        "asked   100 prompt tokens, max_tokens 400, 400 allowed",
+        "said    reject_later: kv_budget, with it the forecast peak would pass the KV budget",
+        "weighed forecast peak with it 9,700 against a budget of 9,500",
+        "        (capacity 10,000, margin 5%; 3 in flight)",
+        "needed  200 KV tokens fewer in flight, or a request smaller by that",
+        "    or  a margin of at most 3% (it was 5%)",
+        "told    to come back after 1 s",
+    ]
+
+
+async def test_explain_one_that_ended(daemon: Daemon, kvctl: Kvctl) -> None:
+    daemon.journal.ring.add(record(1, ADMITTED))
+    assert "ended   not yet: it runs" in (await kvctl("explain", "l-1")).out
+    daemon.journal.ring.add(ended(1))
+    done = await kvctl("explain", "l-1")
+    assert "ended   finished after 2 s: 50 output tokens, 160 KV tokens held of 512 claimed" in done.out
+    assert json.loads((await kvctl("explain", "l-1", "-o", "jsonl")).out)["ended"]["end"] == "finished"
+
+
+async def test_explain_what_is_only_thought_of(daemon: Daemon, kvctl: Kvctl) -> None:
+    daemon.stand.says = {ENGINE: replace(REFUSED, retry_after_s=4.2)}
+    done = await kvctl("explain", "--prompt-tokens", "100", "--max-tokens", "400", "--n", "2", "--stream")
+    (shape,) = daemon.stand.asked
+    assert (shape.prompts, shape.asked_output, shape.n, shape.stream) == ((100,), 400, 2, True)
+    assert done.out.splitlines()[0] == f"{ENGINE}  now"
+    assert done.out.splitlines()[-1] == "when    in about 4 s, at the pace of the last seconds"
+
+
+@pytest.mark.usefixtures("daemon")
+async def test_explain_what_nobody_knows(kvctl: Kvctl) -> None:
+    done = await kvctl("explain", "never-seen")
+    assert done.status == 4
+    assert "decision_log_file keeps more" in done.err
+    assert (await kvctl("explain")).status == 2
+    assert (await kvctl("explain", "x", "--prompt-tokens", "1")).status == 2
+
+
+async def test_bypass_and_resume(daemon: Daemon, kvctl: Kvctl) -> None:
+    done = await kvctl("bypass", "--for", "15m", "--reason", "refusals on an idle engine")
+    assert (done.status, done.out) == (0, "active for 15 min\n")  # the stand-in's gate has no say in it
+    assert daemon.desk.values()[Knob.ENFORCE] == 0.0
+    assert "enforce = 0% for 15 min more" in (await kvctl("overrides")).out
+    assert (await kvctl("resume")).status == 0
+    done = await kvctl("resume")
+    assert (done.status, "no bypass is in force" in done.err) == (4, True)
+    assert (await kvctl("bypass")).status == 2
+
+
+async def test_a_dry_run(daemon: Daemon, kvctl: Kvctl) -> None:
+    for number in range(3):
+        daemon.journal.ring.add(record(number, REFUSED))
+    done = await kvctl("set", "margin", "2%", "--dry-run", "--reason", "r")
+    assert done.out.splitlines() == [
+        "margin: 5% -> 2% would mean",
+        f"  {ENGINE}:",
+        "    budget 45,600 -> 47,040 KV tokens",
+        "    headroom 33,599 -> 35,039 KV tokens",
+        "  of 3 refusals of the last 5 min about 1 would have been admitted,",
+        "  of 0 other decisions about 0 refused",
+    ]
+    assert daemon.desk.revision == 0
+
+
+async def test_reload(daemon: Daemon, kvctl: Kvctl, tmp_path: Path) -> None:
+    """F23: exit 1 with file, line, key and remedy on a bad file; what waits for a restart is named."""
+    config = daemon.stand.config = tmp_path / "kvctl.toml"
+    config.write_text("margin = '8%'\nlisten = '127.0.0.1:9'\n")
+    assert (await kvctl("reload")).out.splitlines() == [
+        "margin: 5% -> 8%",
+        "listen: 127.0.0.1:8080 -> 127.0.0.1:9 after a restart (systemctl restart kvctl)",
+        "settings revision 2",
+    ]
+    config.write_text("margin = '800%'\n")
+    done = await kvctl("reload")
+    assert (done.status, done.out) == (1, "")
+    assert done.err.splitlines()[0].startswith(f"kvctl: {config}:1: margin = '800%' is more than the whole")
+    assert "the old settings stay in force" in done.err
+    assert "the last reload was refused" in (await kvctl("status")).out
+
+
+@pytest.mark.usefixtures("daemon")
+async def test_loglevel(kvctl: Kvctl) -> None:
+    done = await kvctl("loglevel", "debug", "--for", "10m", "--reason", "r")
+    assert (done.status, done.out) == (0, "debug for 10 min\n")
+    assert (await kvctl("loglevel", "loud")).status == 2
+    assert (await kvctl("loglevel", "info", "--for", "1s")).status == 0
+
+
+async def test_check(daemon: Daemon, kvctl: Kvctl) -> None:
+    done = await kvctl("check")
+    assert done.status == 0
+    assert done.out.startswith("KVCTL OK - ")
+    assert "| budget=45600 forecast=12001 headroom=33599 leases=3" in done.out
+    assert (await kvctl("check", "-w", "0.9")).status == 1
+    assert (await kvctl("check", "-w", "0.9", "-c", "0.8")).status == 2
+    daemon.stand.gate = replace(daemon.stand.gate, state=EngineState.STALE, telemetry_age_s=99.0)
+    assert (await kvctl("check")).status == 1
+    daemon.stand.gate = replace(daemon.stand.gate, state=EngineState.UNREACHABLE)
+    done = await kvctl("check")
+    assert (done.status, "requests get 503" in done.out) == (2, True)
+    done = await kvctl("check", "--socket", "/nowhere/x")
+    assert (done.status, done.out.startswith("KVCTL UNKNOWN - ")) == (3, True)
+
+
+async def test_drain_waits_until_nothing_runs(daemon: Daemon, kvctl: Kvctl) -> None:
+    done = await kvctl("drain", "--wait", "--timeout", "0.3")
+    assert (done.status, "3 requests still run" in done.err) == (6, True)
+    waiting = asyncio.create_task(kvctl("drain", "--wait"))
+    await asyncio.sleep(0.1)
+    daemon.stand.gate = replace(daemon.stand.gate, leases=0)
+    done = await waiting
+    assert (done.status, done.out) == (0, "draining\n")
+
+
+async def test_the_last_events(daemon: Daemon, kvctl: Kvctl) -> None:
+    daemon.journal.ring.add(record(1, REFUSED, "caller-1"))
+    assert "refuse  caller-1  100+400 tokens  kv_budget  retry after 1 s" in (await kvctl("events")).out
+    assert json.loads((await kvctl("events", "-o", "jsonl")).out)["id"] == "caller-1"
+
+
+def test_a_line_for_every_kind() -> None:
+    state = {"type": "state", "time": "2026-01-01T02:10:00.000+00:00", "sentence": "engine up -> stale"}
+    assert line(state) == "02:10:00.000  state   engine up -> stale"
+    change = {"type": "override", "verb": "set", "knob": "margin", "old": 0.05, "new": 0.1, "user": "ana"}
+    assert line(change).strip() == "set margin: 0.05 -> 0.1 by ana"
+    assert line({"type": "restart", "rank": "0"}).strip() == "restart  rank=0"
+
+
+async def test_queue_and_engines(daemon: Daemon, kvctl: Kvctl) -> None:
+    assert (await kvctl("queue")).out.splitlines()[1].split()[:4] == [ENGINE, "0", "0", "0"]
+    assert (await kvctl("engines")).out.splitlines()[1].split()[:4] == [ENGINE, "up", "0", "48,000"]
+    assert daemon.stand.gate.queue is None
+
+
+async def test_top_without_a_terminal(daemon: Daemon, kvctl: Kvctl) -> None:
+    daemon.journal.ring.add(record(1, REFUSED, "caller-1"))
+    done = await kvctl("top", "--frames", "1")
+    assert (done.status, done.err) == (0, "")
+    assert "budget" in done.out
+    assert "caller-1" in done.out
+
+
+def test_the_curve_of_top_stays_in_its_bounds() -> None:
+    past = History()
+    for peak in (0, 50, 1000):
+        past.note({"engines": {"e": {"forecast_peak_tokens": peak, "budget_tokens": 100}}})
+    assert past.curve("e") == " ▄█"
+    assert past.curve("other") == ""
+    empty = {"version": "1", "mode": "active", "engines": {}, "overrides": {"active": {}}}
+    assert frame(empty, [], past) is not None
+
+
+async def test_support(daemon: Daemon, kvctl: Kvctl, tmp_path: Path) -> None:
+    daemon.journal.ring.add(record(1, REFUSED, "caller-1"))
+    target = tmp_path / "it.tar.gz"
+    done = await kvctl("support", "--file", str(target))
+    assert (done.status, done.out) == (0, f"{target}\n")
+    with tarfile.open(target) as archive:
+        names = {name.removeprefix("kvctl-support/") for name in archive.getnames()}
+        member = archive.extractfile("kvctl-support/decisions.json")
+        assert member is not None
+        assert b"caller-1" in member.read()
+    assert {"README.txt", "versions.json", "status.json", "config.json", "metrics.prom"} <= names
+    assert {"decisions.json", "audit.jsonl", "engine-0.prom"} <= names
+    assert (await kvctl("support", "--file", str(target))).status == 1  # nothing is overwritten
+
+
+async def test_support_without_a_daemon(kvctl: Kvctl, tmp_path: Path) -> None:
+    target = tmp_path / "it.tar.gz"
+    assert (await kvctl("support", "--file", str(target))).status == 0
+    with tarfile.open(target) as archive:
+        member = archive.extractfile("kvctl-support/status.json")
+        assert member is not None
+        assert b"not to be had" in member.read()
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+async def test_completion(kvctl: Kvctl, shell: str) -> None:
+    done = await kvctl("completion", shell)
+    assert (done.status, "kvctl" in done.out) == (0, True)
+
+
+async def test_verbs_complete(kvctl: Kvctl) -> None:
+    done = await kvctl(_KVCTL_COMPLETE="bash_complete", COMP_WORDS="kvctl by", COMP_CWORD="1")
+    assert done.out == "plain,bypass\n"
+    assert "bypass" in VERBS
+
+
+async def test_watch_shows_again(daemon: Daemon) -> None:
+    """Until somebody has seen enough; Ctrl-C is no failure."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", MAIN, "status", "-o", "jsonl", "--watch", "0.1"),
+        *("--socket", str(daemon.socket)),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    async with asyncio.timeout(30):
+        for _ in range(3):
+            assert json.loads(await process.stdout.readline())["mode"] == "active"
+        process.send_signal(signal.SIGINT)
+        await process.stdout.read()
+        assert await process.wait() == 0

@@ -1,0 +1,323 @@
+"""The decision log through a real gate, and its file on a real disk."""
+
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvctl.control.decision_file import KEPT, DecisionFile
+from kvctl.control.decision_log import DecisionRecorder, digest
+from kvctl.control.gatekeeper import Gatekeeper, LeaseHandle
+from kvctl.control.hub import Hub, TooManyError
+from kvctl.control.journal import Journal
+from kvctl.core.claim import Shape
+from kvctl.core.decisions import DecisionRecord, Story
+from kvctl.core.events import Abandoned, Arrived, DrainChanged, Scraped, Ticked
+from kvctl.core.gate import Gate
+from kvctl.core.outcomes import Decision, EndReason
+from kvctl.core.queue import QueueConfig
+from kvctl.core.supply import GateConfig
+from kvctl.core.telemetry import RankSample
+from tests.core.test_decisions import ADMITTED, record
+
+SHAPE = Shape(
+    route="chat", model="m", prompts=(600,), asked_output=300, stream=True, tenant="sk-a-key-of-somebody"
+)
+
+
+class Office:
+    """A gate on an engine of 1,600 KV tokens, its journal, and the clock."""
+
+    def __init__(self, file: DecisionFile | None = None, queue: QueueConfig | None = None) -> None:
+        self.now = 0.0
+        self.journal = Journal(100, lambda: self.now, lambda: self.now + 1_000_000.0, file)
+        config = GateConfig(margin_ratio=0.0, ttft_target_s=None, itl_target_s=None)
+        gate = Gate(config if queue is None else replace(config, queue=queue))
+        self.keeper = Gatekeeper(gate, lambda: self.now)
+        self.journal.watch("e", self.keeper)
+        self.page()
+
+    def page(self) -> None:
+        sample = RankSample(
+            rank="0",
+            at=self.now,
+            kv_usage_ratio=0.0,
+            running=0,
+            waiting=0,
+            capacity_tokens=1600,
+            capacity_exact=True,
+            block_size=16,
+        )
+        self.keeper.handle(Scraped((sample,), self.now))
+        self.keeper.handle(Ticked())
+
+
+async def test_a_story_from_its_arrival_to_its_end() -> None:
+    office = Office()
+    lease = await office.keeper.admit("l-1", SHAPE, "caller-1")
+    assert isinstance(lease, LeaseHandle)
+    office.now = 0.5
+    lease.progress(1)
+    office.now = 2.0
+    lease.end(EndReason.FINISHED, output_tokens=40, prompt_tokens=600)
+    told = office.journal.find("caller-1")
+    assert told is not None
+    assert told == office.journal.find("l-1")
+    assert (told["decision"], told["reason"], told["shadow"], told["alone"]) == ("admit", None, False, False)
+    assert (told["prompt_tokens"], told["asked_output"], told["allowed_output"]) == (600, 300, 300)
+    assert told["claim_tokens"] == 912
+    assert told["headroom_tokens"] == 1600 - told["forecast_tokens"]
+    assert told["ended"] == {
+        "end": "finished",
+        "seconds": 2.0,
+        "first_token_s": 0.5,
+        "output_tokens": 40,
+        "engine_prompt_tokens": 600,
+        "held_tokens": 640,
+    }
+    assert told["time"].startswith("1970-01-12T13:46:40")
+
+
+async def test_a_refusal_says_what_bound() -> None:
+    office = Office()
+    assert isinstance(await office.keeper.admit("l-1", SHAPE), LeaseHandle)
+    await office.keeper.admit("l-2", SHAPE, "caller-2")
+    told = office.journal.find("caller-2")
+    assert told is not None
+    assert (told["decision"], told["reason"], told["binding_limit"]) == (
+        "reject_later",
+        "kv_budget",
+        "kv_budget",
+    )
+    assert told["budget_tokens"] - told["forecast_tokens"] == told["headroom_tokens"] < 0
+    assert told["retry_after_s"] > 0
+    assert told["ended"] is None
+    assert told["remedies"]
+
+
+async def test_refused_before_it_was_weighed() -> None:
+    office = Office()
+    office.keeper.handle(DrainChanged(draining=True))
+    await office.keeper.admit("l-1", SHAPE, "c")
+    told = office.journal.find("c")
+    assert told is not None
+    assert (told["reason"], told["claim_tokens"], told["forecast_tokens"]) == ("draining", None, None)
+    assert told["remedies"] == ["no drain: kvctl undrain ends it"]
+
+
+async def test_only_refusals_where_only_those_are_asked_for() -> None:
+    office = Office()
+    for number in range(3):
+        await office.keeper.admit(f"l-{number}", SHAPE)
+    assert leases(office.journal.select(10)) == ["l-0", "l-1", "l-2"]
+    assert leases(office.journal.select(1, refused=True)) == ["l-2"]
+    assert leases(office.journal.select(9, refused=True)) == ["l-1", "l-2"]
+
+
+def leases(stories: list[Story]) -> list[str]:
+    return [each.decision.asked.lease_id for each in stories]
+
+
+async def test_no_key_is_in_it() -> None:
+    """A tenant's key is told by a digest that leads to nobody."""
+    office = Office()
+    await office.keeper.admit("l-1", SHAPE, "c")
+    told = json.dumps(office.journal.find("c"))
+    assert "somebody" not in told
+    assert digest(SHAPE.tenant) in told
+    assert digest("") == ""
+    assert digest("a") != digest("b")
+
+
+async def test_the_outlook_charges_nothing_and_says_the_same() -> None:
+    office = Office()
+    gate = office.keeper.gate
+    seen = gate.outlook(SHAPE, 0.0)
+    assert (len(gate.ledger), len(office.journal.ring)) == (0, 0)
+    lease = await office.keeper.admit("l-1", SHAPE)
+    assert isinstance(lease, LeaseHandle)
+    assert lease.claim == seen.claim
+    before = gate.status(0.0)
+    refused = gate.outlook(SHAPE, 0.0)
+    assert gate.status(0.0) == before
+    said = await office.keeper.admit("l-2", SHAPE)
+    assert not isinstance(said, LeaseHandle)
+    assert not hasattr(refused, "alone")
+    assert (refused.claim, refused.forecast_tokens) == (said.claim, said.forecast_tokens)
+
+
+async def test_one_that_waits_has_two_records() -> None:
+    """A line when it begins to wait and one when it is let in; under one lease the ring keeps the last."""
+    office = Office(queue=QueueConfig(max_wait_s=60.0))
+    told: list[Any] = []
+    office.keeper.record(DecisionRecorder("e", office.keeper.gate.scales, told.append))
+    first = await office.keeper.admit("l-1", SHAPE, "c-1")
+    assert isinstance(first, LeaseHandle)
+    office.keeper.handle(Arrived("l-2", SHAPE, "c-2"))
+    office.now = 1.0
+    first.end(EndReason.FINISHED, output_tokens=10)
+    office.keeper.handle(Ticked())
+    kinds = [(each.decision, each.waited_s) for each in told if isinstance(each, DecisionRecord)]
+    assert kinds == [(Decision.ADMIT, 0.0), (Decision.QUEUE, 0.0), (Decision.ADMIT, 1.0)]
+    shown = office.journal.find("c-2")
+    assert shown is not None
+    assert (shown["decision"], shown["waited_s"]) == ("admit", 1.0)
+
+
+async def test_one_that_leaves_the_queue_is_told_and_forgotten() -> None:
+    office = Office(queue=QueueConfig(max_wait_s=60.0))
+    assert isinstance(await office.keeper.admit("l-1", SHAPE), LeaseHandle)
+    office.keeper.handle(Arrived("l-2", SHAPE, "c-2"))
+    office.now = 2.0
+    office.keeper.handle(Abandoned("l-2"))
+    shown = office.journal.find("c-2")
+    assert shown is not None
+    assert shown["decision"] == "queue"
+    assert (shown["ended"]["end"], shown["ended"]["seconds"]) == ("client_gone", 2.0)
+
+
+# --- the file -------------------------------------------------------------------------------------------
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def make_file(path: Path, **more: Any) -> DecisionFile:
+    return DecisionFile(path, max_bytes=more.pop("max_bytes", 1 << 20), wall_offset=lambda: 1e6, **more)
+
+
+async def test_every_decision_and_end_is_a_line(tmp_path: Path) -> None:
+    file = make_file(tmp_path / "sub" / "d.jsonl", every_s=0.01)
+    office = Office(file)
+    office.journal.start()
+    lease = await office.keeper.admit("l-1", SHAPE, "c-1")
+    assert isinstance(lease, LeaseHandle)
+    await office.keeper.admit("l-2", SHAPE, "c-2")
+    lease.end(EndReason.CAPPED, output_tokens=300)
+    await office.journal.close()
+    told = lines(file.path)
+    assert [(each["v"], each["type"], each["lease"]) for each in told] == [
+        (1, "decision", "l-1"),
+        (1, "decision", "l-2"),
+        (1, "end", "l-1"),
+    ]
+    assert file.written == 3
+    assert (file.path.stat().st_mode & 0o777) == 0o640
+
+
+async def test_rotation_keeps_a_few_and_tears_no_line(tmp_path: Path) -> None:
+    file = make_file(tmp_path / "d.jsonl", max_bytes=4096)
+    for number in range(200):
+        file.put(record(number))
+        if number % 5 == 0:
+            await file.close()
+    await file.close()
+    found = await asyncio.to_thread(lambda: sorted(tmp_path.iterdir()))
+    assert len(found) == KEPT + 1
+    for each in found:
+        assert each.stat().st_size <= 4096 + 5 * 1024
+        assert lines(each)
+    assert lines(file.path)[-1]["lease"] == "l-199"
+
+
+async def test_a_full_buffer_drops_counts_and_says_so(tmp_path: Path) -> None:
+    file = make_file(tmp_path / "d.jsonl", buffered=3)
+    for number in range(5):
+        file.put(record(number))
+    await file.close()
+    assert file.dropped == 2
+    assert lines(file.path)[-1] == {"v": 1, "type": "dropped", "records": 2}
+    file.put(record(9))
+    await file.close()
+    assert lines(file.path)[-1]["lease"] == "l-9"
+
+
+async def test_a_disk_that_takes_nothing_is_a_state(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "sub").touch()  # a file where the folder should be
+    file = make_file(tmp_path / "sub" / "d.jsonl")
+    caplog.set_level("INFO", "kvctl")
+    for _ in range(3):
+        file.put(ADMITTED)
+        await file.close()
+    assert file.dropped == 3
+    assert file.fault
+    (tmp_path / "sub").unlink()
+    file.put(ADMITTED)
+    await file.close()
+    assert file.fault == ""
+    assert [each.getMessage()[:40] for each in caplog.records if "decision log" in each.getMessage()] == [
+        "the decision log cannot be written, reco",
+        "the decision log is written again; 3 rec",
+    ]
+
+
+# --- listeners ------------------------------------------------------------------------------------------
+
+
+async def test_a_listener_hears_what_it_asked_for() -> None:
+    hub = Hub()
+    every, some = hub.listen(), hub.listen(frozenset({"state"}))
+    hub.tell("budget", lambda: {"n": 1})
+    hub.tell("state", lambda: {"n": 2})
+    assert await every.next(1.0) == [{"type": "budget", "n": 1}, {"type": "state", "n": 2}]
+    assert await some.next(1.0) == [{"type": "state", "n": 2}]
+    assert await some.next(0.01) == []
+    hub.leave(every)
+    hub.leave(every)
+    assert len(hub) == 1
+
+
+async def test_a_slow_listener_is_cut_and_the_others_are_not() -> None:
+    hub = Hub(buffered=2)
+    slow, quick = hub.listen(), hub.listen()
+    for number in range(5):
+        hub.tell("note", lambda number=number: {"n": number})  # type: ignore[misc]
+        assert len(await quick.next(1.0)) == 1
+    assert await slow.next(1.0) == []
+    assert (slow.cut, quick.cut) == (True, False)
+
+
+async def test_without_a_listener_nothing_is_made() -> None:
+    def never() -> dict[str, Any]:
+        raise AssertionError("made for nobody")
+
+    Hub().tell("note", never)
+
+
+async def test_listeners_are_bounded() -> None:
+    hub = Hub()
+    for _ in range(32):
+        hub.listen()
+    with pytest.raises(TooManyError):
+        hub.listen()
+
+
+async def test_the_stream_tells_decisions_and_changes() -> None:
+    office = Office()
+    listener = office.journal.hub.listen()
+    await office.keeper.admit("l-1", SHAPE, "c-1")
+    office.keeper.handle(Scraped((replace(_sample(), capacity_tokens=800),), 0.0))
+    told = await listener.next(1.0)
+    assert (told[0]["type"], told[0]["id"]) == ("decision", "c-1")
+    assert {"note", "budget"} <= {each["type"] for each in told}
+    json.dumps(told)
+
+
+def _sample() -> RankSample:
+    return RankSample(rank="0", at=0.0, kv_usage_ratio=0.0, running=0, waiting=0, block_size=16)
+
+
+async def test_the_file_is_written_off_the_loop(tmp_path: Path) -> None:
+    """``put`` returns at once, whatever the disk does; the loop turns while a batch is written."""
+    file = make_file(tmp_path / "d.jsonl", every_s=0.005)
+    file.start()
+    for number in range(500):
+        file.put(record(number))
+        if number % 50 == 0:
+            await asyncio.sleep(0.01)
+    await file.close()
+    assert len(lines(file.path)) == 500

@@ -1,0 +1,64 @@
+"""What came of forecasts."""
+
+import pytest
+
+from kvctl.core.forecast import Curve
+from kvctl.core.ledger import Ledger
+from kvctl.core.outcomes import EndReason
+from kvctl.core.residuals import FEWEST_LOOKS, NODE, Residuals
+from tests.core.test_ledger import lease
+
+
+def flat(mean: float, sd: float) -> Curve:
+    """The same at each node. With one sequence's spread, apart and together are one."""
+    nodes = NODE + 3
+    return Curve([mean] * nodes, [sd] * nodes, [sd * sd] * nodes)
+
+
+def looked(ledger: Ledger, forecast: Curve, seconds: int = 200) -> Residuals:
+    residuals = Residuals()
+    for at in range(seconds):
+        residuals.tick(ledger, forecast, 1 / 64, float(at))
+    return residuals
+
+
+def crowd(size: int = 10) -> Ledger:
+    """Leases that hold 64 tokens each."""
+    ledger = Ledger()
+    for number in range(size):
+        ledger.open(lease(f"r{number}", prompt=60))
+    return ledger
+
+
+@pytest.mark.parametrize(
+    ("mean", "sd", "exceeded"), [(640.0, 0.0, 0.0), (600.0, 30.0, 0.0), (600.0, 10.0, 1.0)]
+)
+def test_what_lies_above_mean_and_two_deviations_exceeds_the_forecast(
+    mean: float, sd: float, exceeded: float
+) -> None:
+    residuals = looked(crowd(), flat(mean, sd))
+    assert residuals.exceeded_ratio == exceeded
+    assert residuals.error_ratio == pytest.approx((640 - mean) / mean)
+
+
+def test_who_came_later_has_no_part_and_who_ended_holds_nothing() -> None:
+    ledger, residuals = crowd(), Residuals()
+    for at in range(200):
+        residuals.tick(ledger, flat(320.0, 0.0), 1 / 64, float(at))
+        for number in range(5):
+            if at % 2 == 0:
+                ledger.end(f"r{number}", EndReason.FINISHED, float(at))
+                ledger.open(lease(f"late{at}-{number}", prompt=60))
+            else:
+                ledger.end(f"late{at - 1}-{number}", EndReason.FINISHED, float(at))
+                ledger.open(lease(f"r{number}", prompt=60))
+    assert residuals.exceeded_ratio == 0.0
+    assert residuals.error_ratio == pytest.approx(0.0)
+
+
+def test_unknown_is_not_zero() -> None:
+    """Few looks, few leases, and a forecast that does not reach that far say nothing."""
+    assert Residuals().exceeded_ratio is None
+    assert looked(crowd(), flat(640.0, 0.0), FEWEST_LOOKS // 2).error_ratio is None
+    assert looked(crowd(3), flat(1.0, 0.0)).exceeded_ratio is None
+    assert looked(crowd(), Curve([1.0], [0.0], [0.0])).exceeded_ratio is None
