@@ -118,10 +118,7 @@ def common(tokens: int, living: Sequence[float]) -> Curve:
 def added(tokens: int, living: Sequence[float], more: Sequence[float]) -> list[float]:
     """By how much the mean of ``common(tokens, living)`` rises when ``more`` join."""
     room = [1.0 - one if one < 1.0 else 0.0 for one in living]
-    return [
-        tokens * min(one, free)
-        for one, free in zip_longest(more, room[: len(more)], fillvalue=1.0)
-    ]
+    return [tokens * min(one, free) for one, free in zip_longest(more, room[: len(more)], fillvalue=1.0)]
 
 
 def less_shared(

@@ -20,13 +20,15 @@ class CountMethod(StrEnum):
 class Count:
     """Prompt tokens of each prompt of a request. ``exact`` False: an upper bound.
 
-    ``prefixes`` says how each prompt begins (one entry a prompt), or nothing at all.
+    ``prefixes`` says how each prompt begins (one entry a prompt), or nothing at all. ``media``: how many of
+    the tokens are the bound of images, audio and video.
     """
 
     prompts: tuple[int, ...]
     method: CountMethod
     seconds: float = 0.0
     prefixes: tuple[Prefix, ...] = ()
+    media: int = 0
 
     @property
     def exact(self) -> bool:

@@ -4,10 +4,11 @@ Law 4: only an exact count may prove a 400, so everything doubtful comes out as 
 Law 8: falling back is a state that can be seen: ``fallbacks`` counts by source and reason.
 
 A local tokenizer is right only if it is the one that the engine runs, with the template and options that the
-engine was started with. ``verify`` asks the engine for a few counts and compares; while they differ, the
-local tokenizer is ``doubted`` and not used.
+engine was started with. ``verify`` asks the engine for a few counts and compares, and so does ``calibration``
+with what requests turn out to have had; while they differ, the local tokenizer is ``doubted`` and not used.
 """
 
+import asyncio
 import time
 from collections import Counter as Tally
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -16,11 +17,14 @@ from typing import Any
 from kvctl.tokens.base import Count, CountMethod
 from kvctl.tokens.begin import prefixes_of
 from kvctl.tokens.bound import SPECIALS_PER_TEXT, chat_bound, text_bound
+from kvctl.tokens.calibration import Calibration, Witness
 from kvctl.tokens.engine import EngineCounter
 from kvctl.tokens.media import MediaBounds, without_media
 from kvctl.tokens.source import FINAL, OwnTokenizer, Source, Uncountable, Why
 
 _NO_MEDIA_BOUNDS = MediaBounds()
+MOST_SAMPLED = 256 * 1024  # characters of a request that is counted twice
+MOST_MEDIA_SCALE = 64.0
 
 _USER = {"role": "user", "content": " Wie warm ist es in Köln? \n"}
 PROBES: tuple[str | dict[str, Any], ...] = (
@@ -47,7 +51,10 @@ class ChainCounter:
         self._sources = tuple(sources)
         self.media = media
         self.fallbacks: Tally[tuple[CountMethod, Why]] = Tally()
-        self.doubted = False
+        self.calibration = Calibration()
+        self.media_scale = 1.0  # over the bounds of media, as usage has shown that they must be
+        self._own = next((source for source in sources if isinstance(source, OwnTokenizer)), None)
+        self._samples: set[asyncio.Task[None]] = set()
 
     @property
     def method(self) -> CountMethod:
@@ -57,8 +64,17 @@ class ChainCounter:
     @property
     def vocab_size(self) -> int | None:
         """Token ids from here on are outside the model's vocabulary; None: not known."""
-        local = (source for source in self._sources if isinstance(source, OwnTokenizer))
-        return next((source.vocab_size for source in local), None)
+        return None if self._own is None else self._own.vocab_size
+
+    @property
+    def doubted(self) -> bool:
+        """Whether the local tokenizer counts other than the engine, and is not used."""
+        return self.calibration.doubted
+
+    @property
+    def own(self) -> OwnTokenizer | None:
+        """The local tokenizer; None: there is none."""
+        return self._own
 
     @property
     def waiting(self) -> int:
@@ -76,7 +92,7 @@ class ChainCounter:
         def bound() -> tuple[int, ...]:
             return tuple(text_bound(prompt) + SPECIALS_PER_TEXT for prompt in prompts)
 
-        return await self._first(count, bound)
+        return await self._first(count, bound, sum(map(len, prompts)))
 
     async def count_chat(self, model: str, body: Mapping[str, Any], body_bytes: int) -> Count:
         """Tokens of a chat request; with media parts an upper bound."""
@@ -85,17 +101,26 @@ class ChainCounter:
         async def count(source: Source) -> tuple[int, ...]:
             return (await source.chat(model, texts, body_bytes),)
 
-        counted = await self._first(count, lambda: (chat_bound(texts),))
+        counted = await self._first(count, lambda: (chat_bound(texts),), body_bytes)
         if not media_tokens:
             return counted
-        with_media = tuple(tokens + media_tokens for tokens in counted.prompts)
-        return Count(prompts=with_media, method=CountMethod.BOUND, seconds=counted.seconds)
+        media = int(media_tokens * self.media_scale)
+        with_media = tuple(tokens + media for tokens in counted.prompts)
+        return Count(prompts=with_media, method=CountMethod.BOUND, seconds=counted.seconds, media=media)
+
+    def learn(self, count: Count, true: int) -> None:
+        """The engine's usage says that a request of that count had ``true`` prompt tokens."""
+        counted = sum(count.prompts)
+        if count.media and true > counted:
+            grown = (true - counted + count.media) / count.media
+            self.media_scale = min(self.media_scale * grown, MOST_MEDIA_SCALE)
+        elif count.method is CountMethod.LOCAL:
+            self.calibration.saw(Witness.USAGE, counted, true)
 
     def know_context(self, read: Callable[[], int | None]) -> None:
         """``read`` tells the engine's context length; texts far beyond it are then not tokenised at all."""
-        for source in self._sources:
-            if isinstance(source, OwnTokenizer):
-                source.context = read
+        if self._own is not None:
+            self._own.context = read
 
     def know_engine(self, read: Callable[[], str]) -> None:
         """``read`` tells which engine answers: each has its own words for its tokenizer."""
@@ -115,25 +140,40 @@ class ChainCounter:
         Returns how many probes differ, and doubts the local tokenizer if any does. None: nothing to compare,
         or the engine did not answer, and then what was believed stands.
         """
-        by_method = {source.method: source for source in self._sources}
-        local, engine = by_method.get(CountMethod.LOCAL), by_method.get(CountMethod.ENGINE)
-        if isinstance(engine, EngineCounter):
+        engine = self._engine()
+        if engine is not None:
             engine.forget()
-        if local is None or engine is None:
+        if self._own is None or engine is None:
             return None
-        pairs = [(await _probe(local, model, p), await _probe(engine, model, p)) for p in PROBES]
-        both = [(mine, true) for mine, true in pairs if mine is not None and true is not None]
-        if not both:
-            return None
-        wrong = sum(mine != true for mine, true in both)
-        self.doubted = wrong > 0
+        true = [await _probe(engine, model, probe) for probe in PROBES]
+        wrong = await self._differing(self._own, model, true)
+        if wrong and await self._own.other_way():
+            other = await self._differing(self._own, model, true)
+            if other is None or other >= wrong:
+                await self._own.other_way()
+            else:
+                wrong = other
+        if wrong is not None:
+            self.calibration.probed(wrong, len(PROBES))
         return wrong
+
+    async def _differing(self, own: OwnTokenizer, model: str, true: Sequence[int | None]) -> int | None:
+        """How many probes ``own`` counts otherwise; None: nothing can be compared."""
+        pairs = [(await _probe(own, model, p), told) for p, told in zip(PROBES, true, strict=True)]
+        both = [mine != told for mine, told in pairs if mine is not None and told is not None]
+        return sum(both) if both else None
+
+    def _engine(self) -> EngineCounter | None:
+        return next((source for source in self._sources if isinstance(source, EngineCounter)), None)
 
     def _trusted(self) -> Iterator[Source]:
         return (s for s in self._sources if not (self.doubted and s.method is CountMethod.LOCAL))
 
     async def close(self) -> None:
         """Close all sources."""
+        for task in self._samples:
+            task.cancel()
+        await asyncio.gather(*self._samples, return_exceptions=True)
         for source in self._sources:
             await source.close()
 
@@ -141,6 +181,7 @@ class ChainCounter:
         self,
         count: Callable[[Source], Awaitable[tuple[int, ...]]],
         bound: Callable[[], tuple[int, ...]],
+        size: int,
     ) -> Count:
         started = time.perf_counter()
         for source in self._trusted():
@@ -152,8 +193,38 @@ class ChainCounter:
                     break
             else:
                 seconds, prefixes = time.perf_counter() - started, prefixes_of(prompts)
+                if size <= MOST_SAMPLED:
+                    self._sample(source, count, sum(prompts))
                 return Count(prompts=prompts, method=source.method, seconds=seconds, prefixes=prefixes)
         return Count(prompts=bound(), method=CountMethod.BOUND, seconds=time.perf_counter() - started)
+
+
+    def _sample(
+        self, source: Source, count: Callable[[Source], Awaitable[tuple[int, ...]]], counted: int
+    ) -> None:
+        """Now and then, count by the other source too, on the side: local by the engine, and back in doubt."""
+        own, engine = self._own, self._engine()
+        if own is None or engine is None or counted > (own.context() or counted):
+            return
+        other: Source = engine if source is own else own
+        if not self.calibration.due(time.monotonic()):
+            return
+        task = asyncio.get_running_loop().create_task(self._compare(other, count, counted))
+        self._samples.add(task)
+        task.add_done_callback(self._samples.discard)
+
+    async def _compare(
+        self, other: Source, count: Callable[[Source], Awaitable[tuple[int, ...]]], counted: int
+    ) -> None:
+        self.calibration.sampling += 1
+        try:
+            found = sum(await count(other))
+        except Uncountable:
+            return
+        finally:
+            self.calibration.sampling -= 1
+        own, true = (found, counted) if other is self._own else (counted, found)
+        self.calibration.saw(Witness.TOKENIZE, own, true)
 
 
 async def _probe(source: Source, model: str, probe: str | dict[str, Any]) -> int | None:

@@ -1,0 +1,94 @@
+"""Do the local tokenizer's counts stand the test of traffic?
+
+Whatever the engine tells afterwards (``usage`` of a finished answer, its ``/tokenize`` asked on the side) is
+compared with what was counted before. Of the last ``WINDOW`` comparisons, ``MOST_WRONG`` that differ make the
+tokenizer doubted: a tokenizer of another model is wrong nearly always, a shape that is rendered otherwise now
+and then. It is trusted again after ``ENOUGH_RIGHT`` comparisons in a row that agree.
+
+Law 4: while it is doubted, no 400 rests on it.
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable
+from enum import StrEnum
+
+WINDOW = 20
+MOST_WRONG = 5
+ENOUGH_RIGHT = 10
+SAMPLE_EVERY_S = 5.0
+MOST_AT_ONCE = 4
+
+
+class Witness(StrEnum):
+    """Who told the true count: metric label."""
+
+    USAGE = "usage"
+    TOKENIZE = "tokenize"
+
+
+class Calibration:
+    """The comparisons of one tokenizer with one engine.
+
+    ``changed(sentence)`` is called whenever trust is lost or won; ``doubted`` says which.
+    """
+
+    def __init__(self) -> None:
+        self.doubted = False
+        self.why = ""  # in words, while it is doubted
+        self.changed: Callable[[str], None] = lambda _: None
+        self.samples: Counter[tuple[Witness, bool]] = Counter()  # by witness and whether both agree
+        self._recent: deque[tuple[int, int]] = deque(maxlen=WINDOW)
+        self._sampled_at = float("-inf")
+        self.sampling = 0  # comparisons with /tokenize that are under way
+
+    @property
+    def error_ratio(self) -> float | None:
+        """Tokens miscounted over true ones, of the last comparisons; None: there are none."""
+        true = sum(told for _, told in self._recent)
+        return sum(abs(own - told) for own, told in self._recent) / true if true else None
+
+    def saw(self, witness: Witness, own: int, true: int) -> None:
+        """Compare one count with the true one."""
+        self.samples[witness, own == true] += 1
+        self._recent.append((own, true))
+        wrong = sum(mine != told for mine, told in self._recent)
+        if not self.doubted and wrong >= MOST_WRONG:
+            self._doubt(
+                f"{wrong} of the last {len(self._recent)} requests count otherwise "
+                f"(the last one {own} tokens, {true} by the engine)"
+            )
+        elif self.doubted and self._all_right():
+            self.trust(f"the last {ENOUGH_RIGHT} requests count as the engine does")
+
+    def _all_right(self) -> bool:
+        last = list(self._recent)[-ENOUGH_RIGHT:]
+        return len(last) == ENOUGH_RIGHT and all(own == true for own, true in last)
+
+    def probed(self, wrong: int, of: int) -> None:
+        """An engine came up and was asked for counts of ``of`` probes."""
+        self._recent.clear()
+        if wrong:
+            self._doubt(f"{wrong} of {of} probes count otherwise")
+        else:
+            self.trust("all probes count as the engine does")
+
+    def trust(self, sentence: str) -> None:
+        """What spoke against the tokenizer does not count any more."""
+        self._recent.clear()
+        before, self.doubted, self.why = self.doubted, False, ""
+        if before:
+            self.changed(sentence)
+
+    def _doubt(self, why: str) -> None:
+        before, self.doubted, self.why = self.doubted, True, why
+        if not before:
+            self._recent.clear()
+            self.changed(why)
+
+    def due(self, now: float) -> bool:
+        """Whether a request should be compared with /tokenize now; asking is taking."""
+        new = len(self._recent) < WINDOW
+        if self.sampling >= MOST_AT_ONCE or not (new or now - self._sampled_at >= SAMPLE_EVERY_S):
+            return False
+        self._sampled_at = now
+        return True
