@@ -27,6 +27,7 @@ from kvctl.admin.reloading import Reloader
 from kvctl.admin.server import AdminApi, AdminServer, PublicApi, PublicServer
 from kvctl.admin.state import OwnedFolder
 from kvctl.control.cards import CardPoller
+from kvctl.control.certificates import Certificates
 from kvctl.control.decision_file import DecisionFile
 from kvctl.control.gatekeeper import Gatekeeper
 from kvctl.control.journal import Journal
@@ -36,9 +37,13 @@ from kvctl.control.ticker import Beat, Ticker
 from kvctl.core.claim import Shape
 from kvctl.core.decisions import DecisionRecord
 from kvctl.core.events import DrainChanged, Event
+from kvctl.core.gate import Gate
 from kvctl.core.outcomes import ProxyFault
 from kvctl.core.overrides import bounds
 from kvctl.engines.detect import routes_of
+from kvctl.fleet.agent_check import AgentServer
+from kvctl.fleet.face import NOBODY, Face
+from kvctl.fleet.standing import standing_of
 from kvctl.gpu.base import GpuReading, GpuSource
 from kvctl.metrics import CONTENT_TYPE, ConfigView, Metrics, SourceView
 from kvctl.part_configs import engine_settings, knob_defaults, proxy_config
@@ -49,7 +54,7 @@ from kvctl.settings.errors import SettingsError
 from kvctl.settings.model import Settings
 from kvctl.systemd_notify import Notifier
 from kvctl.tokens.chain import ChainCounter
-from kvctl.unit import Unit
+from kvctl.unit import MakeGate, Unit
 from kvctl.unit_views import SumOfCounts, readiness_of, sentence_of, worst_source
 from kvctl.web.page import StatusPage
 from kvctl.web.recent import Recent
@@ -78,6 +83,8 @@ class Daemon:
         sources: By the setting ``gpus`` of an engine, what reads its cards; None: nothing does.
         counters: By an engine's name, what counts the tokens of its prompts.
         read: Loads the settings again, for a reload; None: there is none.
+        gate: Makes the gates.
+        certificates: TLS on both sides; None: the settings name none.
     """
 
     def __init__(
@@ -86,8 +93,13 @@ class Daemon:
         sources: Mapping[tuple[str, ...], GpuSource | None],
         counters: Mapping[str, ChainCounter],
         read: Callable[[], Settings] | None = None,
+        *,
+        gate: MakeGate = Gate,
+        certificates: Certificates | None = None,
     ) -> None:
         self._settings = settings
+        self._certificates = certificates or Certificates()
+        self._make_gate = gate
         self._clock = time.monotonic
         self._started_at = self._clock()
         self._notify = Notifier()
@@ -120,15 +132,17 @@ class Daemon:
             apply=lambda _: self._configure(),
             tell=self.journal.tell,
         )
-        self._reloader = Reloader(settings, read, self._adopt)
+        self._reloader = Reloader(settings, read and self._certificates.along_with(read), self._adopt)
         self.ticker = Ticker(self._keepers, settings.tick_interval, self._ticked)
         self._show_on_page()
         self._page = StatusPage(self, self.desk.document, self._recent)
+        self.face = Face(self._clock, NOBODY, reports=settings.load_report, view=settings.metrics_view)
         self.proxy = Proxy(
             backends=[unit.backend for unit in self.units.values()],
-            config=proxy_config(settings),
+            config=replace(proxy_config(settings), face=self.face),
             metrics=self._reports,
             ready=self.readiness,
+            ssl=self._certificates.front,
         )
 
     # --- making and wiring --------------------------------------------------------------------------
@@ -148,6 +162,8 @@ class Daemon:
             on_gate=partial(self.journal.watch, name),
             on_retry=partial(self._reports.fault, ProxyFault.UPSTREAM_RETRIED),
             card=partial(self._smallest_card, settings.gpus),
+            gate=self._make_gate,
+            trust=self._certificates.trusts.get(name),
         )
 
     def _keepers(self) -> list[Gatekeeper]:
@@ -264,6 +280,7 @@ class Daemon:
 
     def _adopt(self, settings: Settings) -> None:
         """Other settings are in force: what of them can change while kvctl runs."""
+        self._certificates.adopt()
         self._settings = settings
         self.journal.resize(settings.decision_log_size)
         limits = bounds(settings.margin_min, settings.margin_max)
@@ -276,9 +293,13 @@ class Daemon:
         self.desk.expire()
         self._metrics.ticked(beat.tick_s, beat.lag_s, overrun=beat.overrun)
         self._notify.alive(now)
-        if now - self._told_at >= STATUS_EVERY_S:
+        due = now - self._told_at >= STATUS_EVERY_S
+        if not (due or self.face.in_use):
+            return
+        gates = {name: unit.status() for name, unit in self.units.items()}
+        self.face.update(standing_of(gates.values()))
+        if due:
             self._told_at = now
-            gates = {name: unit.status() for name, unit in self.units.items()}
             self._recent.sample(gates)
             self._sentence = sentence_of(gates)
             self._notify.status(self._sentence)
@@ -304,6 +325,7 @@ class Daemon:
                 part.start()
                 stack.push_async_callback(part.close)
             await public.start()
+            await self._answer_agents(stack)
             if admin is not None:
                 await admin.start()
             stack.push_async_callback(self.proxy.close)
@@ -331,6 +353,18 @@ class Daemon:
             return None
         self.admin = AdminApi(self, self.desk, self.journal)
         return AdminServer(self.admin, listener)
+
+    async def _answer_agents(self, stack: AsyncExitStack) -> None:
+        where = self._settings.agent_listen
+        if where is None:
+            return
+        self.face.in_use = True
+        agents = AgentServer(where.host or None, where.port, lambda: self.face.standing)
+        stack.push_async_callback(agents.close)
+        try:
+            await agents.start()
+        except OSError as error:
+            raise ListenError(f"agent_listen {where}: {error.strerror or error}") from error
 
     async def _listen(self) -> None:
         try:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from kvctl.control.certificates import Certificates, Identity, IdentityFiles, Trust, TrustFiles
 from kvctl.core.engine_view import ViewConfig
 from kvctl.core.outcomes import Policy
 from kvctl.core.overrides import Knob, Value
@@ -96,6 +97,38 @@ def authorization(settings: Settings) -> str | None:
     """The header with which kvctl itself asks the engine; None: it needs none."""
     key = settings.engine_api_key
     return None if key is None else f"Bearer {key.get_secret_value()}"
+
+
+def trust_of(settings: Settings) -> Trust | None:
+    """TLS towards the engine; None: it is reached without. Reads files. Raises CertificateError."""
+    if not settings.engine_url.startswith("https:"):
+        return None
+    files = TrustFiles(
+        ca=settings.engine_ca,
+        certificate=settings.engine_client_certificate,
+        key=settings.engine_client_key,
+        server_name=settings.engine_server_name or None,
+        verify=settings.engine_verify,
+    )
+    return Trust(files)
+
+
+def identity_of(settings: Settings) -> Identity | None:
+    """TLS towards callers; None: they speak plain HTTP. Reads files. Raises CertificateError."""
+    if settings.tls_certificate is None:
+        return None
+    return Identity(
+        IdentityFiles(
+            certificate=settings.tls_certificate, key=settings.tls_key, client_ca=settings.tls_client_ca
+        )
+    )
+
+
+def certificates_of(settings: Settings) -> Certificates:
+    """All of the daemon's TLS. Reads files. Raises CertificateError."""
+    trusts = {name: trust_of(one) for name, one in engine_settings(settings).items()}
+    known = {name: trust for name, trust in trusts.items() if trust is not None}
+    return Certificates(identity_of(settings), known)
 
 
 def knob_defaults(settings: Settings) -> dict[Knob, Value | None]:

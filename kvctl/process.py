@@ -10,16 +10,19 @@ import aiohttp
 import uvloop
 
 from kvctl import logs
-from kvctl.control.poll import LoopbackResolver
+from kvctl.control.certificates import Trust
+from kvctl.control.dialing import base_of, connector_to, trusting
+from kvctl.core.gate import Gate
 from kvctl.daemon import Daemon
 from kvctl.gpu.base import GpuSource
 from kvctl.gpu.sources import make_source
-from kvctl.part_configs import authorization, engine_settings
+from kvctl.part_configs import authorization, certificates_of, engine_settings
 from kvctl.settings.model import Settings
 from kvctl.settings.surroundings import warnings
 from kvctl.tokens.chain import ChainCounter
 from kvctl.tokens.foreign import Interpreter, http_post
 from kvctl.tokens.load import load_counter
+from kvctl.unit import MakeGate
 
 log = logs.get("daemon")
 
@@ -30,41 +33,49 @@ async def serve(
     stop: asyncio.Event,
     gpu_source: GpuSource | None = None,
     read: Callable[[], Settings] | None = None,
+    gate: MakeGate = Gate,
 ) -> None:
     """Run until ``stop`` is set. ``gpu_source`` stands in for those that the settings name.
 
-    ``read`` loads the settings again, at SIGHUP or when on-call asks for it.
+    ``read`` loads the settings again, at SIGHUP or when on-call asks for it. ``gate`` makes the gates.
 
-    Raises ListenError or TokenizerError when the settings cannot be obeyed.
+    Raises ListenError, TokenizerError or CertificateError when the settings cannot be obeyed.
     """
-    each = engine_settings(settings)
+    each, certificates = engine_settings(settings), certificates_of(settings)
     sources = {
         one.gpus: gpu_source or make_source(one.gpus, timeout_s=settings.gpu_timeout) for one in each.values()
     }
     async with AsyncExitStack() as stack:
-        counters = {name: await stack.enter_async_context(_counter(one)) for name, one in each.items()}
-        daemon = Daemon(settings, sources, counters, read)
+        counters = {
+            name: await stack.enter_async_context(_counter(one, certificates.trusts.get(name)))
+            for name, one in each.items()
+        }
+        daemon = Daemon(settings, sources, counters, read, gate=gate, certificates=certificates)
         await stack.enter_async_context(daemon.running())
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, daemon.hang_up)
         await stop.wait()
 
 
 @asynccontextmanager
-async def _counter(settings: Settings) -> AsyncIterator[ChainCounter]:
+async def _counter(settings: Settings, trust: Trust | None) -> AsyncIterator[ChainCounter]:
     key = authorization(settings)
-    connector = aiohttp.TCPConnector(resolver=LoopbackResolver(), limit=0, keepalive_timeout=3.0)
-    async with aiohttp.ClientSession(connector=connector) as session:
+    url = settings.engine_url
+    async with aiohttp.ClientSession(connector=connector_to(url)) as session:
         counter = await asyncio.to_thread(
             load_counter,
             settings.tokenizer,
             ask=Interpreter(
                 http_post(
-                    session, settings.engine_url, headers=None if key is None else {"Authorization": key}
+                    session,
+                    base_of(url),
+                    headers=None if key is None else {"Authorization": key},
+                    options=lambda: trusting(url, trust),
                 )
             ),
             inline_bytes=settings.tokenize_inline_bytes,
             workers=settings.tokenize_workers,
             timeout_s=settings.tokenize_timeout,
+            isolated=settings.tokenize_isolation == "process",
             media_tokens={
                 "image": settings.image_tokens,
                 "video": settings.video_tokens,

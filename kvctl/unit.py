@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
+from kvctl.control.certificates import Trust
 from kvctl.control.decision_log import asked_of, record_of
 from kvctl.control.gatekeeper import Gatekeeper, Observer
 from kvctl.control.plan_check import PlanCheck
@@ -29,6 +30,7 @@ from kvctl.core.outcomes import SERVING, Note
 from kvctl.core.overrides import Knob, Value
 from kvctl.core.sentence import state_means
 from kvctl.core.status import GateStatus
+from kvctl.core.supply import GateConfig
 from kvctl.engines.detect import AutoEngine, engine_of
 from kvctl.metrics import SourceView
 from kvctl.part_configs import authorization, gate_config, with_overrides
@@ -39,6 +41,8 @@ from kvctl.proxy.seams import Backend
 from kvctl.rank_lanes import RankLanes, whole
 from kvctl.settings.model import Settings
 from kvctl.tokens.chain import ChainCounter
+
+MakeGate = Callable[[GateConfig], Gate]
 
 PLAN_TIMEOUT_S = 5.0  # the pool is asked for once: it may take longer than a poll
 
@@ -55,6 +59,8 @@ class Unit:
         on_gate: Told of each gate that the engine comes to have.
         on_retry: Told of each request that the keep-alive race made to be sent again.
         card: The smallest of its cards, None while none was read.
+        gate: Makes its gate of what the settings say.
+        trust: TLS towards it, where its address is https.
     """
 
     def __init__(
@@ -68,14 +74,18 @@ class Unit:
         on_gate: Callable[[Gatekeeper], None],
         on_retry: Callable[[], None],
         card: Callable[[], Card | None],
+        gate: MakeGate = Gate,
+        trust: Trust | None = None,
     ) -> None:
         self.name = name
         self.settings = settings
         self.counter = counter
         self.engine = engine_of(settings.engine)
+        self._trust = trust
         self._clock = clock
         self._observers = tuple(observers)
         self._on_gate = on_gate
+        self._make_gate = gate
         self._overridden: Mapping[Knob, Value] = {}
         self.keeper = self._gatekeeper(self._observers)
         self.ranks = RankLanes(self.keeper, self._rank_keeper, self._pins, self._settle)
@@ -91,6 +101,7 @@ class Unit:
             settings.engine_url,
             connect_timeout=settings.connect_timeout,
             read_timeout=settings.upstream_read_timeout,
+            trust=self._trust,
             on_retry=on_retry,
         )
         entry = next((each for each in settings.engines if each.name == name), None)
@@ -104,13 +115,13 @@ class Unit:
             aliases={} if entry is None else entry.aliases,
             tokenizer=settings.tokenizer,
         )
-        self._tokenizer_check = TokenizerCheck(counter.verify, lambda: self.keeper.gate.models)
-        self.keeper.observe(self._tokenizer_check)
+        self._tokenizer_check = TokenizerCheck(counter, lambda: self.keeper.gate.models, name)
+        self.keeper.observe(self._tokenizer_check, Noted, EngineRestarted)
         self._plan_check = self._make_plan_check(card)
 
     def _gatekeeper(self, observers: Iterable[Observer]) -> Gatekeeper:
-        keeper = Gatekeeper(Gate(gate_config(self.settings, self.engine)), self._clock, observers)
-        keeper.observe(lambda command: self._restarted(keeper, command))
+        keeper = Gatekeeper(self._make_gate(gate_config(self.settings, self.engine)), self._clock, observers)
+        keeper.observe(lambda command: self._restarted(keeper, command), EngineRestarted)
         self._on_gate(keeper)
         return keeper
 
@@ -132,6 +143,7 @@ class Unit:
             timeout_s=max(settings.scrape_timeout, at_least_s),
             max_bytes=settings.scrape_max_bytes,
             authorization=authorization(settings),
+            trust=self._trust,
         )
 
     def _detector(self, poller: Poller) -> Detector | None:
@@ -154,6 +166,7 @@ class Unit:
             max_logprobs=self.settings.max_logprobs,
             media=self.counter.media,
             begins=self._shares_prefixes,
+            learn=self.counter.learn,
         )
 
     def _shares_prefixes(self) -> bool:
@@ -166,7 +179,7 @@ class Unit:
         if source is None:
             return None
         made = PlanCheck(source, self._poller(PLAN_TIMEOUT_S), card, self.handle)
-        self.keeper.observe(made)
+        self.keeper.observe(made, Noted, EngineRestarted)
         return made
 
     def handle(self, event: Event) -> None:

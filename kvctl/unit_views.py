@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from kvctl.core.status import GateStatus
 from kvctl.metrics import SourceView
 from kvctl.tokens.base import CountMethod
+from kvctl.tokens.calibration import Witness
 from kvctl.tokens.chain import ChainCounter
 from kvctl.tokens.source import Why
 
@@ -25,6 +26,26 @@ class SumOfCounts:
     def doubted(self) -> bool:
         """Whether any local tokenizer counts other than its engine."""
         return any(counter.doubted for counter in self._counters)
+
+    @property
+    def error_ratio(self) -> float | None:
+        """Of the engine whose tokenizer counts worst; None: none was compared."""
+        ratios = [counter.calibration.error_ratio for counter in self._counters]
+        return max((ratio for ratio in ratios if ratio is not None), default=None)
+
+    @property
+    def samples(self) -> Mapping[tuple[Witness, bool], int]:
+        """Comparisons of local counts with what engines told."""
+        total: Counter[tuple[Witness, bool]] = Counter()
+        for counter in self._counters:
+            total.update(counter.calibration.samples)
+        return total
+
+    @property
+    def characters(self) -> tuple[int, int]:
+        """Characters that local tokenizers encoded, and that their caches spared them."""
+        tallies = [counter.own.tally for counter in self._counters if counter.own is not None]
+        return sum(each.tokenised for each in tallies), sum(each.spared for each in tallies)
 
     @property
     def fallbacks(self) -> Mapping[tuple[CountMethod, Why], int]:

@@ -6,13 +6,15 @@ from collections.abc import AsyncIterator
 import aiohttp
 
 from kvctl.cli.doctor_findings import Finding, failed, passed, warned
+from kvctl.control.dialing import base_of, connector_to, trusting
 from kvctl.control.plan_check import ask_engine
 from kvctl.control.planning import PlanSource, judge, plan_source
-from kvctl.control.poll import LoopbackResolver, Poller, PollError
+from kvctl.control.poll import Poller, PollError
 from kvctl.core.outcomes import SourceFault
 from kvctl.core.telemetry import EngineInfo, RankSample, together
 from kvctl.engines.base import Engine, PageError
 from kvctl.engines.detect import engine_of_page
+from kvctl.part_configs import trust_of
 from kvctl.plan import Card, PlanError, Verdict
 from kvctl.settings.model import Settings
 from kvctl.tokens.base import CountMethod
@@ -121,9 +123,9 @@ _NEEDED = frozenset({"kv_usage_ratio", "running", "waiting", "preemptions_total"
 
 async def tokens(settings: Settings, info: EngineInfo | None) -> AsyncIterator[Finding]:
     """How prompts are counted: the local tokenizer and template against the engine's /tokenize."""
-    connector = aiohttp.TCPConnector(resolver=LoopbackResolver())
-    async with aiohttp.ClientSession(connector=connector) as session:
-        ask = Interpreter(http_post(session, settings.engine_url))
+    url, trust = settings.engine_url, trust_of(settings)
+    async with aiohttp.ClientSession(connector=connector_to(url)) as session:
+        ask = Interpreter(http_post(session, base_of(url), options=lambda: trusting(url, trust)))
         if info is not None:
             ask.kind = lambda: info.engine
         try:

@@ -8,12 +8,13 @@ from pathlib import Path
 from kvctl.cli import doctor_engine, doctor_machine
 from kvctl.cli.doctor_findings import Finding, failed, passed
 from kvctl.cli.serve import raise_file_limit
+from kvctl.control.certificates import CertificateError
 from kvctl.control.planning import smallest_card
 from kvctl.control.poll import Poller
 from kvctl.control.probe import probe
 from kvctl.core.telemetry import EngineInfo, with_pool
 from kvctl.engines.detect import AutoEngine, engine_of
-from kvctl.part_configs import authorization, engine_settings
+from kvctl.part_configs import authorization, engine_settings, identity_of, trust_of
 from kvctl.settings.errors import SettingsError
 from kvctl.settings.loading import load
 from kvctl.settings.model import Settings
@@ -52,11 +53,17 @@ async def _examine(settings: Settings, timeout_s: float) -> list[Finding]:
 async def _examine_engine(settings: Settings, timeout_s: float) -> tuple[list[Finding], list[Finding]]:
     """What is found of one engine, and of its cards."""
     engine = engine_of(settings.engine)
+    try:
+        identity_of(settings)
+        trust = trust_of(settings)
+    except CertificateError as error:
+        return [failed("certificates", str(error), "kvctl would not start; name files that it can read")], []
     poller = Poller(
         settings.engine_url,
         timeout_s=timeout_s,
         max_bytes=settings.scrape_max_bytes,
         authorization=authorization(settings),
+        trust=trust,
     )
     try:
         if isinstance(engine, AutoEngine):

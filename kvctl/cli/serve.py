@@ -49,13 +49,14 @@ def serve(config: Path | None, **flags: str | None) -> None:
 def _run(settings: Settings, read: Callable[[], Settings]) -> None:
     # --help and bad settings need none of these
     from kvctl.admin.listeners import ListenError  # noqa: PLC0415
+    from kvctl.control.certificates import CertificateError  # noqa: PLC0415
     from kvctl.process import run  # noqa: PLC0415
     from kvctl.proxy.tenancy import KeysError  # noqa: PLC0415
     from kvctl.tokens.files import TokenizerError  # noqa: PLC0415
 
     try:
         run(settings, read)
-    except (ListenError, TokenizerError, KeysError) as error:
+    except (ListenError, TokenizerError, KeysError, CertificateError) as error:
         raise CommandError(str(error)) from None
 
 

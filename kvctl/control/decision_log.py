@@ -6,8 +6,8 @@ request that waits in the queue is decided by a later event, so what came in is 
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import replace
 
+from kvctl.control.gatekeeper import VERDICTS
 from kvctl.core.claim import Shape
 from kvctl.core.decisions import Asked, DecisionRecord, EndRecord, Entry, Scales
 from kvctl.core.events import Admit, Arrived, Command, Event, LeaseEnded, LeftQueue, Queued, Reject
@@ -31,14 +31,14 @@ class DecisionRecorder:
         if isinstance(event, Arrived):
             self._waiting[event.request_id] = event, now
         for command in commands:
-            if isinstance(command, Admit | Reject):
+            if isinstance(command, VERDICTS):
                 self._decided(command, now)
+            elif isinstance(command, LeaseEnded):
+                self._ended(command)
             elif isinstance(command, Queued):
                 self._queued(command, now)
             elif isinstance(command, LeftQueue):
                 self._left(command, now)
-            elif isinstance(command, LeaseEnded):
-                self._ended(command)
 
     def _queued(self, command: Queued, now: float) -> None:
         """It waits: a record of its own; the one of its decision follows."""
@@ -79,8 +79,8 @@ class DecisionRecorder:
         event, came_at = kept
         if isinstance(command, Admit):
             self._names[command.request_id] = event.client_id
-        record = record_of(self._engine, asked_of(event), self._scales(), command, now)
-        self._tell(replace(record, waited_s=now - came_at))
+        asked, waited_s = asked_of(event), now - came_at
+        self._tell(record_of(self._engine, asked, self._scales(), command, now, waited_s=waited_s))
 
     def _ended(self, command: LeaseEnded) -> None:
         record = command.record
@@ -124,46 +124,52 @@ def asked_of(event: Arrived) -> Asked:
 
 
 def record_of(
-    engine: str, asked: Asked, scales: Scales, command: Admit | Reject, now: float
+    engine: str, asked: Asked, scales: Scales, command: Admit | Reject, now: float, *, waited_s: float = 0.0
 ) -> DecisionRecord:
-    """The record of a decision on ``asked``."""
+    """The record of a decision on ``asked``, which waited so long for it."""
+    if isinstance(command, Reject):
+        return _refused(engine, asked, scales, command, now=now, waited_s=waited_s)
     claim = command.claim
-    base = DecisionRecord(
+    return DecisionRecord(
         at=now,
         engine=engine,
         asked=asked,
         scales=scales,
         decision=Decision.ADMIT,
         tenant_name=command.tenant,
-        claim_tokens=None if claim is None else claim.tokens,
-        allowed_output=None if claim is None else max(claim.outputs, default=0),
-    )
-    return _admitted(base, command) if isinstance(command, Admit) else _refused(base, command)
-
-
-def digest(tenant: str) -> str:
-    """A tenant as logs may show it: the same one has the same digest, and none leads back."""
-    return hashlib.blake2b(tenant.encode(), digest_size=6).hexdigest() if tenant else ""
-
-
-def _admitted(base: DecisionRecord, command: Admit) -> DecisionRecord:
-    return replace(
-        base,
+        claim_tokens=claim.tokens,
+        allowed_output=max(claim.outputs, default=0),
         reason=command.shadow,
         forecast_tokens=command.forecast_tokens,
         alone=command.alone,
         shadow=command.shadow is not None,
+        waited_s=waited_s,
     )
 
 
-def _refused(base: DecisionRecord, command: Reject) -> DecisionRecord:
-    return replace(
-        base,
+def _refused(
+    engine: str, asked: Asked, scales: Scales, command: Reject, *, now: float, waited_s: float
+) -> DecisionRecord:
+    claim = command.claim
+    return DecisionRecord(
+        at=now,
+        engine=engine,
+        asked=asked,
+        scales=scales,
         decision=command.decision,
+        tenant_name=command.tenant,
+        claim_tokens=None if claim is None else claim.tokens,
+        allowed_output=None if claim is None else max(claim.outputs, default=0),
         reason=command.reason,
         retry_after_s=command.retry_after_s,
         needed_tokens=command.needed_tokens,
         forecast_tokens=command.forecast_tokens,
         limit_tokens=command.limit_tokens,
         largest_output=command.largest_output,
+        waited_s=waited_s,
     )
+
+
+def digest(tenant: str) -> str:
+    """A tenant as logs may show it: the same one has the same digest, and none leads back."""
+    return hashlib.blake2b(tenant.encode(), digest_size=6).hexdigest() if tenant else ""

@@ -26,6 +26,7 @@ from kvctl.core.events import (
 from kvctl.core.gate import Gate
 from kvctl.core.outcomes import EndReason
 
+VERDICTS = (Admit, Reject)
 Observer = Callable[[Command], None]
 Recorder = Callable[[Event, list[Command], float], None]
 
@@ -52,7 +53,7 @@ class LeaseHandle:
     def progress(self, tokens: int) -> None:
         """``tokens`` more output tokens were seen. After the end: ignored, the bytes are merely late."""
         if not self._done:
-            self._keeper.handle(Progressed(self.request_id, tokens))
+            self._keeper.progressed(self.request_id, tokens)
 
     def end(
         self, reason: EndReason, *, output_tokens: int | None = None, prompt_tokens: int | None = None
@@ -77,17 +78,28 @@ class Gatekeeper:
     def __init__(self, gate: Gate, clock: Callable[[], float], observers: Iterable[Observer] = ()) -> None:
         self.gate = gate
         self._clock = clock
-        self._observers = list(observers)
+        self._observers: list[tuple[Observer, tuple[type[Command], ...]]] = [(each, ()) for each in observers]
+        self._audience: dict[type[Command], list[Observer]] = {}  # made as commands of a kind come
         self._recorders: list[Recorder] = []
         self._waiting: dict[str, asyncio.Future[LeaseHandle | Reject]] = {}
 
     def record(self, recorder: Recorder) -> None:
-        """Show every event with its commands and its time to ``recorder`` from now on."""
+        """Show events with their commands and their time to ``recorder`` from now on.
+
+        All but those of progress, which come with each piece of a stream and bring no command.
+        """
         self._recorders.append(recorder)
 
-    def observe(self, observer: Observer) -> None:
-        """Show every command to ``observer`` from now on."""
-        self._observers.append(observer)
+    def observe(self, observer: Observer, *kinds: type[Command]) -> None:
+        """Show commands of these kinds (none: of all) to ``observer`` from now on."""
+        self._observers.append((observer, kinds))
+        self._audience.clear()
+
+    def progressed(self, request_id: str, tokens: int) -> None:
+        """More output of a request was seen."""
+        commands = self.gate.handle(Progressed(request_id, tokens), self._clock())
+        if commands:
+            self._tell(commands)
 
     def handle(self, event: Event) -> list[Command]:
         """Hand one event to the gate; returns its commands after the observers saw them."""
@@ -95,12 +107,20 @@ class Gatekeeper:
         commands = self.gate.handle(event, now)
         for recorder in self._recorders:
             recorder(event, commands, now)
+        self._tell(commands)
+        return commands
+
+    def _tell(self, commands: list[Command]) -> None:
         for command in commands:
-            for observer in self._observers:
+            kind = type(command)
+            audience = self._audience.get(kind)
+            if audience is None:
+                audience = [each for each, kinds in self._observers if not kinds or kind in kinds]
+                self._audience[kind] = audience
+            for observer in audience:
                 observer(command)
         if self._waiting:
             self._answer(commands)
-        return commands
 
     async def admit(
         self, request_id: str, shape: Shape, client_id: str = "", body_bytes: int = 0
@@ -111,7 +131,7 @@ class Gatekeeper:
         out of the queue at once.
         """
         for command in self.handle(Arrived(request_id, shape, client_id, body_bytes)):
-            if isinstance(command, Admit | Reject) and command.request_id == request_id:
+            if isinstance(command, VERDICTS) and command.request_id == request_id:
                 return self._verdict(command)
         return await self._wait(request_id)
 
@@ -131,7 +151,7 @@ class Gatekeeper:
 
     def _answer(self, commands: list[Command]) -> None:
         for command in commands:
-            if not isinstance(command, Admit | Reject):
+            if not isinstance(command, VERDICTS):
                 continue
             future = self._waiting.pop(command.request_id, None)
             if future is None:

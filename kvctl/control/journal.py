@@ -44,7 +44,10 @@ class Journal:
         if self.file is not None:
             sinks.append(self.file.put)
         keeper.record(DecisionRecorder(engine, keeper.gate.scales, *sinks))
-        keeper.observe(lambda command: self._tell_command(engine, command))
+        keeper.observe(
+            lambda command: self._tell_command(engine, command),
+            *(BudgetChanged, StateChanged, EngineRestarted, Noted),
+        )
 
     def start(self) -> None:
         """Write the file from now on."""

@@ -6,19 +6,16 @@ Law 6: nothing slow. A deadline over the whole answer, a bound on its size while
 
 import asyncio
 import errno
-import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 import aiohttp
-from aiohttp.abc import AbstractResolver, ResolveResult
 
+from kvctl.control.certificates import Trust
+from kvctl.control.dialing import base_of, connector_to, trusting
 from kvctl.core.outcomes import SourceFault
-
-_LOOPBACK = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
-_IDLE_S = 3.0  # uvicorn drops idle connections after 5 s: be first
 
 
 class PollError(Exception):
@@ -39,32 +36,8 @@ class Answer:
     answered_at: float  # when the head came: the page had been written by then
 
 
-class LoopbackResolver(AbstractResolver):
-    """``localhost`` is both loopback addresses, whatever the hosts file says; other names are looked up."""
-
-    def __init__(self) -> None:
-        self._names = aiohttp.ThreadedResolver()
-
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
-    ) -> list[ResolveResult]:
-        """Addresses in the order in which they are tried."""
-        if host.rstrip(".").lower() != "localhost":
-            return await self._names.resolve(host, port, family)
-        return [
-            ResolveResult(
-                hostname=host, host=address, port=port, family=kind, proto=0, flags=socket.AI_NUMERICHOST
-            )
-            for kind, address in _LOOPBACK
-        ]
-
-    async def close(self) -> None:
-        """Nothing is held."""
-        await self._names.close()
-
-
 class Poller:
-    """GETs below one base URL over at most one connection of its own."""
+    """GETs below one base URL over at most one connection of its own. ``trust``: of an https engine."""
 
     def __init__(
         self,
@@ -73,9 +46,12 @@ class Poller:
         timeout_s: float = 1.0,
         max_bytes: int = 16 * 1024 * 1024,
         authorization: str | None = None,
+        trust: Trust | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._base = base_url.rstrip("/")
+        self._url = base_url.rstrip("/")
+        self._base = base_of(base_url)
+        self._trust = trust
         self._timeout_s = timeout_s
         self._max_bytes = max_bytes
         self._headers = {"Accept-Encoding": "identity"}
@@ -87,7 +63,7 @@ class Poller:
     @property
     def shown_url(self) -> str:
         """The base URL without credentials, for messages."""
-        parts = urlsplit(self._base)
+        parts = urlsplit(self._url)
         return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
     async def close(self) -> None:
@@ -110,7 +86,10 @@ class Poller:
         session = self._open_session()
         asked_at = self.clock()
         headers = {**self._headers, "Accept": accept}
-        async with session.get(self._base + path, headers=headers, allow_redirects=False) as response:
+        options = trusting(self._url, self._trust)
+        async with session.get(
+            self._base + path, headers=headers, allow_redirects=False, **options
+        ) as response:
             answered_at = self.clock()
             if response.status != 200:
                 message = f"{path} answers {response.status}"
@@ -129,9 +108,8 @@ class Poller:
 
     def _open_session(self) -> aiohttp.ClientSession:
         if self._session is None:
-            connector = aiohttp.TCPConnector(limit=1, resolver=LoopbackResolver(), keepalive_timeout=_IDLE_S)
             self._session = aiohttp.ClientSession(
-                connector=connector,
+                connector=connector_to(self._url, limit=1),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 auto_decompress=False,
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),
@@ -160,6 +138,8 @@ def _fault(error: Exception) -> SourceFault:
 
 
 def _told(error: Exception) -> str:
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return f"its certificate is not believed: {error.certificate_error}"
     if isinstance(error, aiohttp.ClientConnectorError):
         return f"cannot connect: {error.os_error.strerror or error.os_error}"
     return str(error) or type(error).__name__

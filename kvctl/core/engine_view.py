@@ -19,6 +19,7 @@ from kvctl.core.telemetry import EngineInfo, GpuSample, RankSample, is_another_p
 REFUSED_IN_A_ROW = 2  # polls or data-plane connections, before "unreachable"
 FROZEN_TOKENS = 64  # tokens seen by the ledger while the page's counters stand still
 FROZEN_AFTER_S = 2.0
+SURVIVED_S = 5.0  # a token so long after its card failed was made after it: the engine lives
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +60,9 @@ class EngineView:
         self._cards: frozenset[str] = frozenset()
         self._broken_cards: frozenset[str] = frozenset()
         self._ecc: dict[str, int] = {}
-        self._failed_by_ecc: set[str] = set()
+        self._failed_cards: set[str] = set()
+        self._failed_at = float("-inf")
+        self._cards_named: bool | None = None
 
     # --- what comes in ------------------------------------------------------------------------------
 
@@ -83,7 +86,7 @@ class EngineView:
             self._tokens_since_move = 0.0
             self._stuck = None
         if restarted:
-            self._failed_by_ecc.clear()
+            self._failed_cards.clear()
         self.samples, self.sampled_at, self._fault = samples, samples[0].at, None
         self._contacted(now)
         return moved
@@ -106,19 +109,30 @@ class EngineView:
         """The data plane was refused."""
         self._refused += 1
 
-    def cards_read(self, cards: Sequence[GpuSample]) -> None:
-        """The cards: one that is lost, or whose uncorrectable errors rose, is a fault if the engine's."""
+    def cards_read(self, cards: Sequence[GpuSample], *, named: bool | None = None) -> None:
+        """The cards: one that is lost, or whose uncorrectable errors rose, is a fault if the engine's.
+
+        ``named``: they are known to be its cards, or not; None: as configured.
+        """
+        self._cards_named = named
         for card in cards:
             errors = card.ecc_uncorrected_total
             if errors is not None:
                 if errors > self._ecc.get(card.uuid, errors):
-                    self._failed_by_ecc.add(card.uuid)
+                    self.cards_failed((card.uuid,), card.at)
                 self._ecc[card.uuid] = errors
         self._cards = frozenset(card.uuid for card in cards)
         self._broken_cards = frozenset(card.uuid for card in cards if card.lost)
 
+    def cards_failed(self, uuids: Sequence[str], now: float) -> None:
+        """The driver told of an error that ends all work on these cards: a fault until the engine's restart."""
+        self._failed_cards.update(uuids)
+        self._failed_at = now
+
     def token_seen(self, tokens: float, now: float) -> None:
         """A token came through the data plane."""
+        if self._failed_cards and len(self.samples) <= 1 and now - self._failed_at > SURVIVED_S:
+            self._failed_cards.clear()  # law 10: what was ended was another's work on that card
         self._token_at = now
         self._tokens_since_move += tokens
         self._stuck = None
@@ -177,8 +191,11 @@ class EngineView:
 
     def _has_broken_card(self) -> bool:
         """Of cards that nobody named as the engine's, one broken among good ones may well be another's."""
-        broken = self._broken_cards | self._failed_by_ecc
-        return bool(broken) and (self._config.cards_named or broken >= self._cards)
+        broken = self._broken_cards | self._failed_cards
+        named = self._config.cards_named if self._cards_named is None else self._cards_named
+        if not named:
+            return bool(broken) and broken >= self._cards
+        return bool(broken & self._cards) if self._cards_named else bool(broken)
 
     def tried(self, now: float) -> None:
         """The request on trial was let in: the judgement stands again until it shows a token."""
@@ -211,7 +228,7 @@ class EngineView:
 
     def _contacted(self, now: float) -> None:
         if self._refused >= REFUSED_IN_A_ROW:  # it was down: this is another process
-            self._failed_by_ecc.clear()
+            self._failed_cards.clear()
             self._moved_at, self._stuck = now, None
         if self._stuck is EngineState.UNREACHABLE:
             self._stuck = None

@@ -96,9 +96,13 @@ class ConnectFailed:
 
 @dataclass(frozen=True, slots=True)
 class GpusRead:
-    """The cards of this engine were read."""
+    """The cards of this engine were read.
+
+    ``named``: whether these are known to be its cards, and no others; None: as the settings say.
+    """
 
     samples: tuple[GpuSample, ...]
+    named: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +110,13 @@ class GpuReadFailed:
     """NVML brought nothing."""
 
     fault: SourceFault
+
+
+@dataclass(frozen=True, slots=True)
+class CardsFailed:
+    """The driver told of an error that ends all work on these cards, by UUID."""
+
+    uuids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +164,7 @@ Event = (
     | ConnectFailed
     | GpusRead
     | GpuReadFailed
+    | CardsFailed
     | CapacityPlanned
     | KnobsChanged
     | Reconfigured

@@ -87,6 +87,13 @@ class Priority(StrEnum):
     LOW = "low"
 
 
+class MetricsView(StrEnum):
+    """Whose view /metrics on the data port gives."""
+
+    ENGINE = "engine"  # the engine's page as it is
+    GATE = "gate"  # with usage and waiting as the gate sees them
+
+
 class LargeRequests(StrEnum):
     """What becomes of requests that fit only a nearly drained engine."""
 
@@ -234,6 +241,8 @@ class SourceFault(StrEnum):
     NO_PERMISSION = "no_permission"
     NO_DEVICE = "no_device"
     HUNG = "hung"  # NVML: the call never returned
+    CRASHED = "crashed"  # NVML: the process that called it died
+    RELEASED = "released"  # NVML: let go because on-call asked for it
     FAILED = "failed"
 
 

@@ -166,9 +166,9 @@ class Supply:
         text = f"engine serves {names}, context {info.context_tokens or 'unknown'} tokens"
         return [Noted(Note.ENGINE_DESCRIBED, text), *self._capacity_news()]
 
-    def cards(self, samples: Sequence[GpuSample], now: float) -> None:
-        """The engine's cards were read."""
-        self.view.cards_read(samples)
+    def cards(self, samples: Sequence[GpuSample], now: float, *, named: bool | None = None) -> None:
+        """The engine's cards were read; ``named``: these are known to be its, None: as configured."""
+        self.view.cards_read(samples, named=named)
         self._memory.observe(samples, now)
 
     def planned(self, tokens: int | None) -> list[Command]:

@@ -5,6 +5,7 @@ from typing import Any
 
 from kvctl.core.events import (
     CapacityPlanned,
+    CardsFailed,
     Command,
     ConnectFailed,
     GpuReadFailed,
@@ -16,8 +17,9 @@ from kvctl.core.supply import Supply
 _TAKEN: dict[type, Callable[[Supply, Any, float], list[Command] | None]] = {
     ScrapeFailed: lambda supply, event, now: supply.view.scrape_failed(event.fault, now),
     ConnectFailed: lambda supply, _, __: supply.view.connect_failed(),
-    GpusRead: lambda supply, event, now: supply.cards(event.samples, now),
+    GpusRead: lambda supply, event, now: supply.cards(event.samples, now, named=event.named),
     GpuReadFailed: lambda supply, _, now: supply.cards_unknown(now),
+    CardsFailed: lambda supply, event, now: supply.view.cards_failed(event.uuids, now),
     CapacityPlanned: lambda supply, event, _: supply.planned(event.tokens),
 }
 

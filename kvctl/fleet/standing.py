@@ -39,11 +39,11 @@ class Standing:
         return min(max(self.headroom_tokens / self.budget_tokens, 0.0), 1.0)
 
 
-def standing_of(gates: Iterable[GateStatus], *, draining: bool = False, waiting: int = 0) -> Standing:
-    """The standing of a box with these engines; ``waiting`` requests are in kvctl's own queue."""
+def standing_of(gates: Iterable[GateStatus]) -> Standing:
+    """The standing of a box with these engines."""
     gates = tuple(gates)
     serving = [gate for gate in gates if gate.state in SERVING and not gate.draining]
-    drained = draining or (bool(gates) and all(gate.draining for gate in gates))
+    drained = bool(gates) and all(gate.draining for gate in gates)
     budget = sum(gate.budget_tokens for gate in serving)
     peak = sum(gate.forecast_peak_tokens for gate in serving)
     usages = [
@@ -62,5 +62,5 @@ def standing_of(gates: Iterable[GateStatus], *, draining: bool = False, waiting:
         forecast_ratio=peak / budget if budget > 0 else 1.0,
         usage_ratio=sum(ratio * tokens for ratio, tokens in usages) / pool if usages else None,
         running=sum(gate.leases for gate in serving),
-        waiting=waiting,
+        waiting=sum(sum(gate.queue.waiting.values()) for gate in serving if gate.queue is not None),
     )

@@ -1,20 +1,35 @@
 """The interface of a source of GPU readings."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvctl.core.outcomes import SourceFault
 from kvctl.core.telemetry import GpuSample
+from kvctl.gpu.faults import CardEvent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardProcess:
+    """One process that computes on a card. ``used_bytes`` None: the driver does not say."""
+
+    pid: int
+    used_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuReading:
-    """One poll: samples, or the fault for which there are none. ``seconds``: how long it took."""
+    """One poll: samples, or the fault for which there are none. ``seconds``: how long it took.
+
+    ``processes``: by UUID, who computes there; a card that is not in it does not tell.
+    """
 
     samples: tuple[GpuSample, ...] = ()
     fault: SourceFault | None = None
     detail: str = ""
     seconds: float = 0.0
+    processes: Mapping[str, tuple[CardProcess, ...]] = field(default_factory=dict)
+    driver: str | None = None
 
 
 class GpuSource(Protocol):
@@ -24,6 +39,10 @@ class GpuSource(Protocol):
         """Read the selected cards once."""
         ...
 
+    async def pause(self, seconds: float) -> tuple[CardEvent, ...]:
+        """Let ``seconds`` pass, or less: whatever the driver tells meanwhile ends the pause."""
+        ...
+
     async def close(self) -> None:
-        """Let go of the driver."""
+        """Let go of the driver; a later ``read`` takes hold of it again."""
         ...

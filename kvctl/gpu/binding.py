@@ -30,6 +30,7 @@ class Code(IntEnum):
     NO_PERMISSION = 4
     NOT_FOUND = 6
     DRIVER_NOT_LOADED = 9
+    TIMEOUT = 10
     LIBRARY_NOT_FOUND = 12
     FUNCTION_NOT_FOUND = 13
     GPU_IS_LOST = 15

@@ -1,16 +1,19 @@
-"""The NVML source: readings of real cards, from a thread of their own.
+"""The NVML source: readings of real cards, from a thread or a process of their own.
 
-Law 6: nothing slow on the loop. NVML calls can take seconds and can fail to return at all. They run in a
-daemon thread that nothing else uses; a read that passes its deadline abandons the thread, and the source
-is HUNG. A replacement may be started, with growing pauses, but never while two threads hang already.
+Law 6: nothing slow on the loop. NVML calls can take seconds and can fail to return at all; a read that passes
+its deadline abandons its worker, and the source is HUNG. A replacement may be started, with growing pauses,
+but never while two workers hang already.
 Law 8: degraded is a state. No exception leaves ``read``: a poll without a reading has a word for it. A
-lost card has one log line when it goes and one when it is back.
+lost card has one log line when it goes and one when it is back. A crash inside NVML ends the process that
+called it: with ``Isolation.PROCESS`` that is a state too, CRASHED.
 """
 
 import asyncio
 import contextlib
 import logging
+import math
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,13 +21,19 @@ from kvctl.core.outcomes import SourceFault
 from kvctl.gpu.backoff import Backoff
 from kvctl.gpu.base import GpuReading
 from kvctl.gpu.binding import Nvml, load_binding
+from kvctl.gpu.faults import CardEvent
+from kvctl.gpu.remote import ProcessWorker
 from kvctl.gpu.select import Selector
 from kvctl.gpu.session import NvmlSession
-from kvctl.gpu.thread import CallThread
+from kvctl.gpu.worker import Isolation, ThreadWorker, Worker, WorkerGoneError
 
 log = logging.getLogger("kvctl.gpu")
 
 _MOST_HUNG = 2
+_SLICE_S = 0.25  # of a pause: closing waits for no more than that
+_ANEW = frozenset(
+    {SourceFault.LIBRARY_MISSING, SourceFault.DRIVER_MISMATCH}
+)  # cured by another library alone
 
 
 class NvmlSource:
@@ -33,8 +42,11 @@ class NvmlSource:
     Args:
         selectors: Which cards, see ``kvctl.gpu.select``.
         timeout_s: Deadline of one read over all cards.
-        module: The binding; None: found with ``load_binding``.
+        isolation: Where NVML is called.
+        module: The binding, for ``Isolation.THREAD``; None: found with ``load_binding``.
         clock: Monotonic seconds.
+
+    ``restarts`` counts the workers that were given up, by the fault that they brought.
     """
 
     def __init__(
@@ -42,25 +54,23 @@ class NvmlSource:
         selectors: Sequence[Selector],
         *,
         timeout_s: float = 2.0,
+        isolation: Isolation = Isolation.THREAD,
         module: Any = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._selectors = tuple(selectors)
         self._timeout = timeout_s
+        self._isolation = isolation
         self._module = module
         self._clock = clock
-        self._thread: CallThread[NvmlSession] | None = None
-        self._hung: list[CallThread[NvmlSession]] = []
+        self._worker: Worker | None = None
+        self._hung: list[Worker] = []
         self._backoff = Backoff()
+        self._given_up: GpuReading | None = None
         self._lock = asyncio.Lock()
-        self._released = False
         self._lost = _Lost()
+        self.restarts: Counter[SourceFault] = Counter()
         self.binding_version = "unknown"
-
-    @property
-    def driver_version(self) -> str | None:
-        """The driver's version as last seen; None: not known."""
-        return self._thread.state.driver_version if self._thread else None
 
     async def read(self) -> GpuReading:
         """Read the selected cards once, within the deadline."""
@@ -69,48 +79,76 @@ class NvmlSource:
         self._lost.tell(reading)
         return reading
 
-    async def release(self) -> None:
-        """Give the driver back, so that cards can be reset or partitioned; no reading until ``acquire``."""
-        async with self._lock:
-            self._released = True
-            await self._stop()
-
-    def acquire(self) -> None:
-        """Read again from the next ``read`` on."""
-        self._released = False
+    async def pause(self, seconds: float) -> tuple[CardEvent, ...]:
+        """Wait for what the driver tells of itself; where it tells nothing, let the time pass."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+        while (left := until - loop.time()) > 0:
+            async with self._lock:
+                events = await self._wait(min(left, _SLICE_S))
+            if events is None:
+                await asyncio.sleep(max(until - loop.time(), 0.0))
+            elif events:
+                return events
+        await asyncio.sleep(0)
+        return ()
 
     async def close(self) -> None:
-        """Give the driver back and end the thread; a thread that hangs is left behind."""
+        """Give the driver back and end the worker; one that hangs is left behind. A later read starts anew."""
         async with self._lock:
-            await self._stop()
+            worker, self._worker = self._worker, None
+            if worker is not None:
+                with contextlib.suppress(TimeoutError):
+                    await worker.close(self._timeout)
+            for hung in self._hung:
+                if isinstance(hung, ProcessWorker):
+                    await hung.close(self._timeout)
 
     async def _read(self) -> GpuReading:
-        if self._released:
-            return GpuReading(fault=SourceFault.FAILED, detail="released on request")
         try:
-            thread = self._thread or self._replacement()
+            worker = self._worker or self._replacement()
         except ImportError as error:
             return GpuReading(fault=SourceFault.LIBRARY_MISSING, detail=str(error))
-        if thread is None:
-            return GpuReading(fault=SourceFault.HUNG, detail=f"{len(self._hung)} calls have not returned")
+        if worker is None:
+            return self._meanwhile()
         try:
-            reading = await thread.call(NvmlSession.read, self._timeout)
+            reading = await worker.read(self._timeout)
         except TimeoutError:
-            return self._abandon(thread)
+            return self._give_up(worker, SourceFault.HUNG, f"no answer within {self._timeout:g} s")
+        except (WorkerGoneError, OSError) as error:
+            return self._give_up(worker, SourceFault.CRASHED, str(error))
         except Exception as error:  # a defect: it must not end the polling
             log.exception("reading cards failed")
             return GpuReading(fault=SourceFault.FAILED, detail=f"{type(error).__name__}: {error}")
-        self._backoff.reset()
+        if reading.fault in _ANEW and self._isolation is Isolation.PROCESS:
+            await self._end_for_now(worker, reading)
+        elif reading.fault is None:
+            self._backoff.reset()
         return reading
 
-    def _replacement(self) -> CallThread[NvmlSession] | None:
-        """A thread to read from, or None while too many hang or the pause is not over."""
-        self._hung = [thread for thread in self._hung if thread.alive]
+    async def _wait(self, seconds: float) -> tuple[CardEvent, ...] | None:
+        """Of the worker that is there; none is started for it."""
+        worker = self._worker
+        if worker is None:
+            return None
+        try:
+            return await worker.wait(math.ceil(seconds * 1000), seconds + self._timeout)
+        except TimeoutError:
+            self._give_up(worker, SourceFault.HUNG, f"no answer within {self._timeout:g} s")
+        except (WorkerGoneError, OSError) as error:
+            self._give_up(worker, SourceFault.CRASHED, str(error))
+        return None
+
+    def _replacement(self) -> Worker | None:
+        """A worker to read from, or None while too many hang or the pause is not over."""
+        self._hung = [worker for worker in self._hung if worker.alive]
         if len(self._hung) >= _MOST_HUNG or not self._backoff.due(self._clock()):
             return None
-        session = NvmlSession(Nvml(self._binding()), self._selectors, self._clock)
-        self._thread = CallThread(session, NvmlSession.close, name="kvctl-nvml")
-        return self._thread
+        if self._isolation is Isolation.PROCESS:
+            self._worker = ProcessWorker([selector.text for selector in self._selectors])
+        else:
+            self._worker = ThreadWorker(NvmlSession(Nvml(self._binding()), self._selectors, self._clock))
+        return self._worker
 
     def _binding(self) -> Any:
         if self._module is None:
@@ -120,20 +158,27 @@ class NvmlSource:
                 log.warning("%s", binding.shadowed)
         return self._module
 
-    def _abandon(self, thread: CallThread[NvmlSession]) -> GpuReading:
-        thread.leave()
-        self._hung.append(thread)
-        self._thread = None
-        self._backoff.failed(self._clock())
-        detail = f"no answer within {self._timeout:g} s"
-        return GpuReading(fault=SourceFault.HUNG, detail=detail, seconds=self._timeout)
+    def _meanwhile(self) -> GpuReading:
+        """What is told while there is no worker."""
+        if self._given_up is None or len(self._hung) >= _MOST_HUNG:
+            return GpuReading(fault=SourceFault.HUNG, detail=f"{len(self._hung)} calls have not returned")
+        return self._given_up
 
-    async def _stop(self) -> None:
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            with contextlib.suppress(TimeoutError):
-                await thread.call(NvmlSession.close, self._timeout)
-            thread.leave()
+    def _give_up(self, worker: Worker, fault: SourceFault, detail: str) -> GpuReading:
+        worker.leave()
+        self._hung.append(worker)
+        self._worker = None
+        self._backoff.failed(self._clock())
+        self.restarts[fault] += 1
+        self._given_up = GpuReading(fault=fault, detail=detail, seconds=self._timeout)
+        return self._given_up
+
+    async def _end_for_now(self, worker: Worker, reading: GpuReading) -> None:
+        """A library that is loaded stays loaded: only another process finds the one that fits the driver."""
+        self._worker = None
+        self._backoff.failed(self._clock())
+        self._given_up = reading
+        await worker.close(self._timeout)
 
 
 class _Lost:

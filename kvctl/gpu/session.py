@@ -16,10 +16,15 @@ from kvctl.gpu.backoff import Backoff
 from kvctl.gpu.base import GpuReading
 from kvctl.gpu.binding import LOST, SESSION_LOST, Code, Nvml, NvmlFailure
 from kvctl.gpu.enumerate import enumerate_cards, find_instance
+from kvctl.gpu.faults import CardEvent
+from kvctl.gpu.processes import Found, read_processes
 from kvctl.gpu.readings import MemoryReader, read_card
 from kvctl.gpu.select import Card, CardState, Kind, Selection, Selector, select
+from kvctl.gpu.watch import EventWatch
 
 log = logging.getLogger("kvctl.gpu")
+
+PROCESSES_EVERY_S = 5.0  # they change when an engine starts or ends
 
 
 class NvmlSession:
@@ -41,6 +46,10 @@ class NvmlSession:
         self._seen: dict[Selector, tuple[Card, ...]] = {}  # by UUID from the first sight on: indexes shift
         self._memory = MemoryReader(nvml)
         self._last_fault: GpuReading | None = None
+        self._watch: EventWatch | None = None
+        self._processes: Found = {}
+        self._process_absent: dict[str, Absence] = {}
+        self._processes_at = float("-inf")
         self.driver_version: str | None = None
 
     def read(self) -> GpuReading:
@@ -52,12 +61,47 @@ class NvmlSession:
         try:
             self._ensure_started(now)
             samples = self._read_cards()
+            self._read_processes(now)
         except NvmlFailure as failure:
             return self._failed(failure)
         self._last_fault = None
         if not self._incomplete(samples):
             self._backoff.reset()
-        return GpuReading(samples=samples, detail=self._detail(), seconds=self._clock() - started)
+        self._listen()
+        return GpuReading(
+            samples=tuple(self._with_words(sample) for sample in samples),
+            detail=self._detail(),
+            seconds=self._clock() - started,
+            processes=self._processes,
+            driver=self.driver_version,
+        )
+
+    def wait(self, timeout_ms: int) -> tuple[CardEvent, ...] | None:
+        """What the driver tells within the time; None, at once: it tells nothing of itself now."""
+        if self._watch is None or not self._watch.usable:
+            return None
+        return self._watch.wait(timeout_ms)
+
+    def _listen(self) -> None:
+        """Register for events, and again when that broke off, or when there are other cards than before."""
+        if self._watch is None or self._watch.broken:
+            if self._watch is not None:
+                self._watch.close()
+            self._watch = EventWatch(self._nvml, self._selection.cards)
+
+    def _read_processes(self, now: float) -> None:
+        if now - self._processes_at >= PROCESSES_EVERY_S:
+            self._processes, self._process_absent = read_processes(self._nvml, self._selection.cards)
+            self._processes_at = now
+
+    def _with_words(self, sample: GpuSample) -> GpuSample:
+        """With the absences of what is read beside it."""
+        beside = {
+            "events": {} if self._watch is None else self._watch.absent,
+            "processes": self._process_absent,
+        }
+        words = {name: absent[sample.uuid] for name, absent in beside.items() if sample.uuid in absent}
+        return replace(sample, absent={**sample.absent, **words}) if words else sample
 
     def close(self) -> None:
         """Give every handle back. A later read starts anew and selects afresh."""
@@ -69,6 +113,10 @@ class NvmlSession:
     def _shut(self) -> None:
         was_open, self._open = self._open, False
         self._selection = Selection(cards=(), missing=())
+        self._processes, self._process_absent, self._processes_at = {}, {}, float("-inf")
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
         if was_open:
             try:
                 self._nvml.call("nvmlShutdown")

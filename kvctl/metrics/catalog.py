@@ -28,6 +28,7 @@ from kvctl.core.outcomes import (
 from kvctl.core.overrides import Knob
 from kvctl.gpu.readings import THROTTLE_OTHER, THROTTLE_WORDS
 from kvctl.tokens.base import CountMethod
+from kvctl.tokens.calibration import Witness
 from kvctl.tokens.source import Why
 
 
@@ -286,6 +287,20 @@ _ADMISSION = (
         {"method": tuple(CountMethod), "reason": tuple(Why)},
     ),
     _gauge("kvctl_token_count_waiting", "Counts that are queued or under way."),
+    _gauge(
+        "kvctl_token_count_error_ratio",
+        "Tokens that the local tokenizer miscounted, over true ones, in the last 20 comparisons.",
+    ),
+    _counter(
+        "kvctl_token_count_samples_total",
+        "Comparisons of a local count with what the engine told, by who told and whether both agree.",
+        {"witness": tuple(Witness), "verdict": ("equal", "differs")},
+    ),
+    _counter(
+        "kvctl_token_count_characters_total",
+        "Characters of prompts for the local tokenizer: tokenised, or spared as their tokens were known.",
+        {"outcome": ("tokenised", "spared")},
+    ),
     _gauge(
         "kvctl_tokenizer_doubted",
         "1 while the local tokenizer counts other than the engine, and is not used.",

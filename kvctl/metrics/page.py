@@ -53,6 +53,8 @@ _SNAPSHOT = frozenset(
         "kvctl_engine_preemptions_total",
         "kvctl_gpu_ecc_uncorrected_errors_total",
         "kvctl_token_count_fallbacks_total",
+        "kvctl_token_count_samples_total",
+        "kvctl_token_count_characters_total",
         "kvctl_decision_log_dropped_total",
     }
 )  # counted elsewhere, shown here

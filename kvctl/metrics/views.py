@@ -15,6 +15,7 @@ from kvctl.core.status import GateStatus, RankStatus
 from kvctl.core.telemetry import GpuSample
 from kvctl.metrics.catalog import CATALOG, MODES
 from kvctl.tokens.base import CountMethod
+from kvctl.tokens.calibration import Witness
 from kvctl.tokens.source import Why
 
 T = TypeVar("T")
@@ -41,6 +42,21 @@ class CountingView(Protocol):
     @property
     def doubted(self) -> bool:
         """Whether the local tokenizer counts other than the engine."""
+        ...
+
+    @property
+    def error_ratio(self) -> float | None:
+        """Tokens miscounted over true ones, of late; None: nothing was compared."""
+        ...
+
+    @property
+    def samples(self) -> Mapping[tuple[Witness, bool], int]:
+        """Comparisons with the engine, by who told the true count and whether both agree."""
+        ...
+
+    @property
+    def characters(self) -> tuple[int, int]:
+        """Characters that were tokenised, and that were spared."""
         ...
 
     @property
@@ -137,6 +153,14 @@ def of_counting(view: CountingView) -> Iterator[Row]:
     """Rows of the token counter."""
     yield "kvctl_token_count_waiting", (), float(view.waiting)
     yield "kvctl_tokenizer_doubted", (), float(view.doubted)
+    if (ratio := view.error_ratio) is not None:
+        yield "kvctl_token_count_error_ratio", (), ratio
+    for witness in Witness:
+        for word, agree in (("equal", True), ("differs", False)):
+            number = view.samples.get((witness, agree), 0)
+            yield "kvctl_token_count_samples_total", (witness, word), float(number)
+    for outcome, characters in zip(("tokenised", "spared"), view.characters, strict=True):
+        yield "kvctl_token_count_characters_total", (outcome,), float(characters)
     for method in CountMethod:
         for why in Why:
             count = view.fallbacks.get((method, why), 0)

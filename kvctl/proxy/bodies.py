@@ -39,6 +39,7 @@ class Parsed:
     stream: bool
     count_method: CountMethod
     count_seconds: float
+    counted: Count | None = None  # as the engine's usage may be compared with it; None: it may not
     include_usage: bool
 
 
@@ -49,7 +50,7 @@ class Reader:
     asked to cut to it. ``embeds_bytes_per_token``: the narrowest row of a ``prompt_embeds`` tensor.
     ``max_logprobs``: most log-probabilities a token that may be asked for; None: any number. ``media``: the
     bounds of images, audio and video where they are no parts of a chat. ``begins`` tells whether it is worth
-    knowing how prompts of token ids begin.
+    knowing how prompts of token ids begin. ``learn`` is told what counts turned out to be.
     """
 
     def __init__(
@@ -63,8 +64,10 @@ class Reader:
         max_logprobs: int | None = None,
         media: MediaBounds | None = None,
         begins: Callable[[], bool] = lambda: False,
+        learn: Callable[[Count, int], None] = lambda _count, _true: None,
     ) -> None:
         self._max_logprobs = max_logprobs
+        self._learn = learn
         self._facts = Facts(
             counter=counter,
             engine=engine,
@@ -89,6 +92,11 @@ class Reader:
         if bad := too_many_logprobs(data, self._max_logprobs):
             return bad
         return self._parsed(route, data, await READERS[route.form](self._facts, route, data, len(body)))
+
+    def learn(self, parsed: Parsed, true: int | None) -> None:
+        """The engine's usage says how many prompt tokens a request had; None: it does not."""
+        if parsed.counted is not None and true is not None:
+            self._learn(parsed.counted, true)
 
     def _parsed(self, route: Route, data: Mapping[str, Any], counted: Counted) -> Parsed | BadRequest:
         if isinstance(counted, BadRequest):
@@ -115,6 +123,8 @@ class Reader:
             stream=stream,
             count_method=count.method,
             count_seconds=count.seconds,
+            # token ids take no time, and say nothing about a tokenizer
+            counted=count if prompts == count.prompts and count.seconds else None,
             include_usage=isinstance(options, dict) and Fields(options).flag("include_usage"),
         )
 

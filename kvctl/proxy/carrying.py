@@ -47,6 +47,7 @@ class Carrier:
         hold.drop()
         self.origins.learn(request, response.headers)
         response.headers += exchange.extra
+        response.headers += exchange.signs
         return response
 
     def stream(self, exchange: Exchange, response: Response) -> ClientStream:

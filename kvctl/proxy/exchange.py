@@ -22,7 +22,7 @@ class Exchange:
 
     __slots__ = (
         "_origins", "arrived", "end", "engine", "extra", "id", "lease_id", "match", "prompt_tokens",
-        "reject", "relayed", "request", "status", "stream",
+        "reject", "relayed", "request", "signs", "status", "stream",
     )  # fmt: skip
 
     def __init__(
@@ -37,6 +37,7 @@ class Exchange:
         self.status = 0
         self.engine: str | None = None
         self.extra: Headers = []  # what kvctl adds to the engine's headers
+        self.signs: tuple[tuple[bytes, bytes], ...] = ()  # what load balancers read, on every answer
         self.stream = False
         self.prompt_tokens: int | None = None
         self.relayed: Relayed | None = None
@@ -49,6 +50,9 @@ class Exchange:
         cross_origin = self._origins.headers_for(self.request)
         if cross_origin:
             answer = Answer(answer.status, (*answer.headers, *cross_origin), answer.body)
+        if self.signs:
+            told = ((name.decode(), value.decode()) for name, value in self.signs)
+            answer = Answer(answer.status, (*answer.headers, *told), answer.body)
         return write_answer(self.request, answer, request_id=self.id)
 
     def record(self, now: float) -> Served:

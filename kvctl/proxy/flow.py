@@ -106,6 +106,11 @@ class Metered(Relayed):
         found = self._sniffer.found
         return found.output_tokens if found.output_tokens is not None else (found.tokens or None)
 
+    @property
+    def prompt_tokens(self) -> int | None:
+        """By the engine's usage; None: it did not say."""
+        return self._sniffer.found.prompt_tokens
+
     def data(self, data: bytes) -> None:
         """More of the body: first to the client, then to the books."""
         super().data(data)

@@ -18,6 +18,7 @@ from kvctl.control.gatekeeper import LeaseHandle
 from kvctl.core.events import Reject
 from kvctl.core.outcomes import ChoiceReason, EndReason, ProxyFault
 from kvctl.engines.base import Form
+from kvctl.fleet.face import ready_with_headroom
 from kvctl.proxy import errors
 from kvctl.proxy.carrying import Carrier, tell
 from kvctl.proxy.dispatch import Dispatch, Way
@@ -30,7 +31,7 @@ from kvctl.proxy.passing import Passing, not_served
 from kvctl.proxy.planning import Plan, Planner, Reading
 from kvctl.proxy.relay import ClientStalledError, Written, sever
 from kvctl.proxy.response import ConnectError, UpstreamError, UpstreamTimeoutError
-from kvctl.proxy.routes import HEALTHZ, Action
+from kvctl.proxy.routes import HEALTHZ, Action, Match
 from kvctl.proxy.seams import Backend, ProxyConfig, ProxyMetrics, Readiness
 
 log = logs.get("proxy")
@@ -70,6 +71,9 @@ class Handler:
         match = self._planner.match(request.method, request.raw_path)
         lease_id = f"{self._prefix}-{next(self._numbers):x}"
         exchange = Exchange(request, match, lease_id, self._clock(), self._carrier.origins)
+        face = self._config.face
+        face.arrived()
+        exchange.signs = face.headers()
         try:
             return await self._dispatch(exchange)
         except AnswerError as error:
@@ -96,7 +100,7 @@ class Handler:
         if match.action is Action.PASS:
             return await self._passing.serve(exchange)
         if match.action is Action.OWN:
-            return exchange.answer(self._health() if match.route is HEALTHZ else self._readiness())
+            return exchange.answer(self._health() if match.route is HEALTHZ else self._readiness(match))
         return exchange.answer(not_served(match))
 
     async def _after_defect(self, exchange: Exchange) -> Written:
@@ -113,8 +117,8 @@ class Handler:
         """Alive, whatever the engine and the budget do."""
         return Answer(200, (_JSON,), b'{"status":"ok"}')
 
-    def _readiness(self) -> Answer:
-        ready, reason = self._ready()
+    def _readiness(self, match: Match) -> Answer:
+        ready, reason = ready_with_headroom(self._ready(), match.target.decode("latin-1"), self._config.face)
         return Answer(
             200 if ready else 503, (_JSON,), json.dumps({"ready": ready, "reason": reason}).encode()
         )
@@ -144,6 +148,8 @@ class Handler:
             left = left.without(way.backend)
             with verdict as lease:
                 done = await self._run(exchange, way, lease, hold, last=left is None)
+            if isinstance(exchange.relayed, Metered):
+                way.backend.reader.learn(reading.parsed, exchange.relayed.prompt_tokens)
             if done is not None:
                 return done
         raise AssertionError("the last engine's answer is an answer")

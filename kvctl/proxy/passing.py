@@ -30,6 +30,9 @@ _MODELS = "/v1/models"
 _RESPONSES = "/v1/responses/"
 _LIST_TIMEOUT_S = 2.0
 _LIST_BYTES = 4 * 1024 * 1024
+_METRICS = "/metrics"
+_PAGE_BYTES = 16 * 1024 * 1024
+_TEXT = ("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
 
 
 class Passing:
@@ -53,10 +56,20 @@ class Passing:
             backend = self._backend_for(exchange, hold)
             if isinstance(backend, BadRequest):
                 return exchange.answer(errors.bad_request(exchange.match.api, backend))
+            if exchange.match.path == _METRICS and self._intake.config.face.overlays:
+                return await self._overlaid(exchange, backend)
             if request.method != "POST":
                 return await self._carrier.pass_on(exchange, backend, hold)
             async with self._slots:
                 return await self._carrier.pass_on(exchange, backend, hold)
+
+    async def _overlaid(self, exchange: Exchange, backend: Backend) -> web.StreamResponse:
+        """The engine's metrics page with the gate's view laid over it."""
+        status, page = await self._fetch(exchange, backend, _METRICS, _PAGE_BYTES)
+        body = self._intake.config.face.page(page) if status == 200 else page
+        if not status or body is None:
+            return exchange.answer(errors.bad_gateway(exchange.match.api, "the engine gave no metrics page"))
+        return exchange.answer(Answer(status, (_TEXT,), body))
 
     # --- which engine -------------------------------------------------------------------------------
 
@@ -124,15 +137,19 @@ class Passing:
         return exchange.answer(_list_answer(exchange, merged(good)))
 
     async def _list(self, exchange: Exchange, backend: Backend) -> tuple[int, bytes]:
-        """Status and body of the engine's own list; status 0: it gave none."""
+        return await self._fetch(exchange, backend, _MODELS, _LIST_BYTES)
+
+    @staticmethod
+    async def _fetch(exchange: Exchange, backend: Backend, path: str, most: int) -> tuple[int, bytes]:
+        """Status and body of a small page of the engine's own; status 0: it gave none."""
         request = exchange.request
         lines = for_engine(
             request.raw_headers, peer=request.remote or None, scheme=request.scheme, request_id=exchange.id
         )
-        sink = Collected(_LIST_BYTES)
+        sink = Collected(most)
         try:
             async with asyncio.timeout(_LIST_TIMEOUT_S):
-                response = await backend.upstream.request("GET", _MODELS.encode(), lines, None)
+                response = await backend.upstream.request("GET", path.encode(), lines, None)
                 try:
                     response.attach(sink)
                     await response.wait()

@@ -12,12 +12,14 @@ never sent twice: a mere close, or a reset after a while (by something in betwee
 """
 
 import asyncio
-import ssl as tls
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
+from kvctl.control.certificates import Trust
+from kvctl.control.dialing import socket_of
 from kvctl.control.poll import OWN_WANT
 from kvctl.proxy.response import BrokenError, ConnectError, Headers, Response, UpstreamError
 from kvctl.proxy.upstream import Connection
@@ -42,8 +44,8 @@ class Address:
 
 def parse_address(url: str) -> Address:
     """The address in ``http[s]://host[:port][/prefix]`` or ``unix:/path``. Raises ValueError."""
-    if url.startswith("unix:"):
-        path = "/" + url.removeprefix("unix:").lstrip("/")
+    path = socket_of(url)
+    if path is not None:
         if path == "/":
             raise ValueError(f"engine URL {url!r} names no socket path")
         return Address(
@@ -73,8 +75,8 @@ class Upstream:
     """One engine as the data plane sees it.
 
     Timeouts are in seconds. ``read_timeout`` None: a silent engine is waited for without end.
-    ``idle_life`` must stay below the engine's own keep-alive time. ``ssl`` is used for https addresses;
-    None: the system's trust store. ``on_retry`` is told of each request that was sent again.
+    ``idle_life`` must stay below the engine's own keep-alive time. ``trust`` is used for https addresses;
+    None: the system's authorities. ``on_retry`` is told of each request that was sent again.
     """
 
     def __init__(
@@ -83,14 +85,14 @@ class Upstream:
         *,
         connect_timeout: float = 5.0,
         read_timeout: float | None = None,
-        ssl: tls.SSLContext | None = None,
+        trust: Trust | None = None,
         idle_life: float = 4.0,
         on_retry: Callable[[], None] = lambda: None,
     ) -> None:
         self.address = parse_address(url)
         self._connect_timeout = connect_timeout
         self._read_timeout = read_timeout
-        self._ssl = (ssl or tls.create_default_context()) if self.address.secure else None
+        self._trust = (trust or Trust()) if self.address.secure else None
         self._idle_life = idle_life
         self._on_retry = on_retry
         self._hosts = self.address.hosts
@@ -231,10 +233,13 @@ class Upstream:
 
         if self.address.path is not None:
             return (await loop.create_unix_connection(factory, self.address.path))[1]
-        name = self.address.name if self._ssl else None
-        _, connection = await loop.create_connection(
-            factory, host, self.address.port, ssl=self._ssl, server_hostname=name
-        )
+        options: dict[str, Any] = {}
+        if self._trust is not None:
+            name = self._trust.server_name or self.address.name
+            options = {"ssl": self._trust.context, "server_hostname": name}
+        connection: Connection = (await loop.create_connection(factory, host, self.address.port, **options))[
+            1
+        ]
         if host != self._hosts[0]:  # localhost: the family that worked is tried first from now on
             self._hosts = (host, *(other for other in self._hosts if other != host))
         return connection

@@ -1,5 +1,6 @@
 """What the proxy needs of the rest: its settings, where it reports, and the engine behind it."""
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -8,6 +9,7 @@ from kvctl.control.gatekeeper import Gatekeeper
 from kvctl.core.choice import WarmPrefixes
 from kvctl.core.outcomes import SERVING, ChoiceReason, EndReason, ProxyFault, RejectReason
 from kvctl.engines.base import Engine
+from kvctl.fleet.face import NOBODY, Face
 from kvctl.proxy.bodies import Reader
 from kvctl.proxy.pool import Upstream
 from kvctl.proxy.tenancy import Tenancy
@@ -72,6 +74,7 @@ class ProxyConfig:
     opened: tuple[str, ...] = ()  # routes.pass
     admin_opened: tuple[str, ...] = ()  # routes.admin_pass
     tenancy: Tenancy = field(default_factory=lambda: Tenancy({}))
+    face: Face = field(default_factory=lambda: Face(time.monotonic, NOBODY))
 
 
 @dataclass(frozen=True, slots=True)

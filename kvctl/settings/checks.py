@@ -42,6 +42,7 @@ def disagreements(s: "Settings") -> Iterator[tuple[str, str]]:  # noqa: C901 - a
             if _reaches(url, own):
                 where = "engines" if s.engines else "engine_url"
                 yield where, f"is kvctl's own {key} address ({own}); name the engine's address"
+    yield from _tls_disagreements(s)
     yield from (("engines", _literal(each)) for each in clashes(s.engines, s.engine_url))
     yield from (("tenants", each) for each in tenant_clashes(s.tenants))
     yield from _own_disagreements(s)
@@ -58,6 +59,18 @@ def _own_disagreements(s: "Settings") -> Iterator[tuple[str, str]]:
             yield "engines", f"has capacity_force for {entry.name}; set capacity_tokens too"
 
 
+def _tls_disagreements(s: "Settings") -> Iterator[tuple[str, str]]:
+    for key in ("tls_key", "tls_client_ca"):
+        if getattr(s, key) is not None and s.tls_certificate is None:
+            yield key, "is set without tls_certificate; callers would speak plain HTTP"
+    if s.engine_client_key is not None and s.engine_client_certificate is None:
+        yield "engine_client_key", "is set without engine_client_certificate"
+    urls = [each.url for each in s.engines] or [s.engine_url]
+    for key in ("engine_ca", "engine_client_certificate", "engine_server_name"):
+        if getattr(s, key) and not any(url.startswith("https:") for url in urls):
+            yield key, "is set, but the engine is not reached over TLS; write https:// in its URL"
+
+
 def _literal(text: str) -> str:
     return text.replace("{", "{{").replace("}", "}}")
 
@@ -71,6 +84,8 @@ def _meet(one: Address, other: Address) -> bool:
 
 def _reaches(url: str, own: Address) -> bool:
     parts = urlsplit(url)
+    if parts.scheme == "unix":
+        return False
     host = parts.hostname or ""
     try:
         is_local = ipaddress.ip_address(host).is_loopback or ipaddress.ip_address(host).is_unspecified

@@ -15,6 +15,12 @@ from typing import Any
 OWN_KEYS = (
     "engine",
     "engine_api_key",
+    "engine_ca",
+    "engine_client_certificate",
+    "engine_client_key",
+    "engine_server_name",
+    "engine_verify",
+    "engine_drain_on_abort",
     "gpus",
     "tokenizer",
     "plan_model",

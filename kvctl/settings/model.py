@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from kvctl.core.outcomes import LargeRequests, Policy
+from kvctl.core.outcomes import LargeRequests, MetricsView, Policy
 from kvctl.settings import types as t
 from kvctl.settings.checks import disagreements
 from kvctl.settings.engines import first_url
@@ -74,14 +74,38 @@ class Settings(BaseSettings):
     """The engine's --api-key, for what kvctl asks it itself; callers send their own."""
     engine: t.Engine = "auto"
     """What the engine is; auto: found out by what it answers, and again when another answers."""
+    engine_ca: t.MaybePath = None
+    """Authorities (PEM) that the engine's certificate is believed from; none: those of the system."""
+    engine_client_certificate: t.MaybePath = None
+    """Certificate chain (PEM) that kvctl shows an engine which asks for one."""
+    engine_client_key: t.MaybePath = None
+    """Its key, without a pass phrase; none: in the same file."""
+    engine_server_name: t.ServerName = ""
+    """Name that the engine's certificate must bear; none: the one in its URL."""
+    engine_verify: t.Switch = True
+    """Whether an https engine must prove its name; false: whoever answers there is believed."""
+    engine_drain_on_abort: t.Switch = False
+    """Read the answers of callers who left to their end, for engines that a closed connection harms."""
     listen: t.Address = Address("127.0.0.1", 8080)
     """Where callers connect."""
+    tls_certificate: t.MaybePath = None
+    """Certificate chain (PEM) of the data port, read again on a reload; none: callers speak plain HTTP."""
+    tls_key: t.MaybePath = None
+    """Its key, without a pass phrase; none: in the same file."""
+    tls_client_ca: t.MaybePath = None
+    """Authorities (PEM) of callers' certificates; none: callers need no certificate."""
     base_path: t.BasePath = ""
     """Prefix of every route of the data port."""
     admin_listen: t.Address = Address("127.0.0.1", 9109)
     """Where /metrics, /healthz, /readyz and the status page are served. Nothing changes anything there."""
     admin_socket: t.SocketPath = ADMIN_SOCKET
     """Unix socket of the admin API, mode 0660. A user who may not write there: $XDG_RUNTIME_DIR/kvctl."""
+    agent_listen: t.MaybeAddress = None
+    """Where HAProxy's agent-check is answered with this box's headroom; none: nowhere."""
+    load_report: t.Switch = False
+    """Envoy's load report as a header on every answer."""
+    metrics_view: t.MetricsView = MetricsView.ENGINE
+    """/metrics on the data port: the engine's page; gate: with usage and waiting as the gate sees them."""
     state_dir: t.WholePath = STATE_DIR
     """Where overrides and audit outlive a restart. A user who may not write there: ~/.local/state/kvctl."""
 
@@ -166,6 +190,10 @@ class Settings(BaseSettings):
     """Deadline of connecting to the engine."""
     client_write_timeout: t.Duration = Field(default=60.0, ge=10 * MS, le=HOUR)
     """Time a caller may stop reading before the answer is cut."""
+    first_event_peek: t.Duration = Field(default=0.0, ge=0, le=MIN)
+    """Longest hold of a stream's status for its first event, to tell an error inside a 200; 0: no hold."""
+    stream_heartbeat: t.Duration = Field(default=0.0, ge=0, le=HOUR)
+    """Silence of an event stream after which its caller gets a comment, between two events; 0: never."""
     upstream_read_timeout: t.MaybeDuration = Field(default=None, ge=10 * MS, le=DAY)
     """Longest silence of the engine within one answer."""
     drain_timeout: t.Duration = Field(default=600.0, ge=0, le=DAY)
@@ -186,6 +214,8 @@ class Settings(BaseSettings):
     """Prompts up to this size are counted on the event loop."""
     tokenize_workers: t.Count = Field(default=2, ge=1, le=64)
     """Threads that count longer prompts."""
+    tokenize_isolation: t.Isolation = "thread"
+    """Where a local tokenizer runs: in kvctl's process, or in one of its own that may crash alone."""
     tokenize_timeout: t.Duration = Field(default=5.0, ge=10 * MS, le=5 * MIN)
     """Deadline of counting, after which bytes bound the count."""
     image_tokens: t.MaybeCount = Field(default=None, ge=1, le=MANY)

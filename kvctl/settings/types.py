@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, SecretStr, StringConstraints
 
 from kvctl.core.outcomes import LargeRequests as LargeRequestsWord
+from kvctl.core.outcomes import MetricsView as MetricsViewWord
 from kvctl.core.outcomes import Policy as PolicyWord
 from kvctl.settings import units
 from kvctl.settings.engines import EngineEntry, read_entries, show_entries
@@ -137,8 +138,16 @@ Address = Annotated[
     _shown_by(str),
     Form("address", "host:port, [::1]:port or :port"),
 ]
+MaybeAddress = Annotated[
+    Address | None,
+    BeforeValidator(_or_none),
+    _shown_by(str),
+    Form("address", "host:port, [::1]:port, :port, or none"),
+]
 BaseUrl = Annotated[
-    str, BeforeValidator(units.base_url), Form("url", "a base URL such as http://127.0.0.1:8000")
+    str,
+    BeforeValidator(units.base_url),
+    Form("url", "a base URL such as http://127.0.0.1:8000, or unix:/PATH"),
 ]
 BasePath = Annotated[
     str,
@@ -170,13 +179,20 @@ LogLevel = Annotated[
     Literal["debug", "info", "warning", "error"], _WORD, Form("level", "debug, info, warning or error")
 ]
 LogFormat = Annotated[Literal["text", "json"], _WORD, Form("format", "text or json")]
+MetricsView = Annotated[MetricsViewWord, _WORD, Form("word", "engine or gate")]
 RankPinning = Annotated[Literal["auto", "off"], _WORD, Form("switch", "auto or off")]
+Isolation = Annotated[Literal["thread", "process"], _WORD, Form("word", "thread or process")]
 PrefixSharing = Annotated[Literal["auto", "off"], _WORD, Form("switch", "auto or off")]
 LargeRequests = Annotated[LargeRequestsWord, _WORD, Form("word", "refuse or reserve")]
 TenantHeader = Annotated[
     str,
     Field(pattern=r"^([A-Za-z0-9][A-Za-z0-9-]*)?$"),
     Form("header", "the name of a header, or nothing"),
+]
+ServerName = Annotated[
+    str,
+    Field(pattern=r"^([A-Za-z0-9_.:-]{1,253})?$"),
+    Form("name", "a host name, or nothing"),
 ]
 Tenants = Annotated[
     tuple[TenantEntry, ...],

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 _PIECE = re.compile(r"\s*(\d[\d_]*(?:\.\d+)?|\.\d+)\s*([a-zA-Z%]*)\s*", re.ASCII)
 _SECONDS = {"ms": 1e-3, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
@@ -106,8 +106,13 @@ def address(value: object) -> Address:
 
 
 def base_url(value: object) -> str:
-    """The root of an engine's API, as routes are joined to it: no trailing slash, no /v1."""
+    """The root of an engine's API, as routes are joined to it: no trailing slash, no /v1.
+
+    A unix socket is unix:/PATH, whichever of its spellings (unix:///PATH, http+unix://%2FPATH) was given.
+    """
     clean = str(value).strip()
+    if (path := _socket_in(clean)) is not None:
+        return f"unix:{socket_path(path)}"
     parts = urlsplit(clean)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
         raise ValueError("is not a URL with scheme and host")
@@ -119,6 +124,18 @@ def base_url(value: object) -> str:
     if "v1" in segments:
         raise ValueError("names a route: write the base of the API, without what follows /v1")
     return "/".join([f"{parts.scheme}://{parts.netloc}", *segments])
+
+
+def _socket_in(url: str) -> Path | None:
+    scheme, _, rest = url.partition(":")
+    if scheme == "http+unix":
+        rest = unquote(rest.removeprefix("//").rstrip("/"))
+    elif scheme != "unix":
+        return None
+    path = "/" + rest.lstrip("/") if rest.startswith("/") else rest
+    if path in ("", "/") or any(mark in path for mark in "?#"):
+        raise ValueError("names no socket: write unix:/PATH")
+    return Path(path)
 
 
 def show_duration(seconds: float) -> str:

@@ -5,10 +5,12 @@ from kvctl.core.demand import Demand
 from kvctl.core.events import (
     Admit,
     Arrived,
+    Command,
     Ended,
     EngineDescribed,
     Event,
     GpusRead,
+    LeaseEnded,
     Progressed,
     Reject,
     Scraped,
@@ -33,12 +35,9 @@ class CoreGate(Door):
 
     follows_tokens = True
 
-    def __init__(self, config: GateConfig) -> None:
-        self.gate = self._make(config)
+    def __init__(self, config: GateConfig, gate: Gate | None = None) -> None:
+        self.gate = gate or Gate(config)
         self._decided: list[tuple[str, Verdict]] = []
-
-    def _make(self, config: GateConfig) -> Gate:
-        return Gate(config)
 
     def arrived(self, offer: Offer, now: float) -> Verdict:
         """What the gate says, as a caller hears it."""
@@ -146,25 +145,42 @@ def _apart(batch: list[tuple[int, int, list[tuple[Node, int]]]]) -> list[tuple[i
     return apart
 
 
-class Clairvoyant(CoreGate):
-    """Knows every length and admits, in order of arrival, whoever fits: a yardstick, not an optimum."""
+class OracleGate(Gate):
+    """The gate that knows every length and admits, in order of arrival, whoever fits.
 
-    def _make(self, config: GateConfig) -> Gate:
-        return Gate(config, self._demand)
+    ``knows`` must tell it the length of an answer before the request arrives.
+    """
 
-    def _demand(self, guards: Guards) -> Demand:
+    def __init__(self, config: GateConfig) -> None:
+        super().__init__(config, self._oracular)
+
+    def _oracular(self, guards: Guards) -> Demand:
         self._oracle = _Oracle(guards)
         return self._oracle
 
+    def knows(self, request_id: str, output: int) -> None:
+        """The request that arrives next gets so many tokens."""
+        self._oracle.outputs[request_id], self._oracle.asks = output, request_id
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """As the gate does; what is over is forgotten."""
+        told = super().handle(event, now)
+        for command in told:
+            if isinstance(command, Reject):
+                self._oracle.outputs.pop(command.request_id, None)
+            elif isinstance(command, LeaseEnded):
+                del self._oracle.outputs[command.record.lease.id]
+        return told
+
+
+class Clairvoyant(CoreGate):
+    """Knows every length: a yardstick, not an optimum."""
+
+    def __init__(self, config: GateConfig) -> None:
+        self._knowing = OracleGate(config)
+        super().__init__(config, self._knowing)
+
     def arrived(self, offer: Offer, now: float) -> Verdict:
         """What the gate says who knows the answer's length."""
-        self._oracle.outputs[offer.id], self._oracle.asks = offer.true_output, offer.id
-        verdict = super().arrived(offer, now)
-        if not verdict.admitted:
-            del self._oracle.outputs[offer.id]
-        return verdict
-
-    def ended(self, request_id: str, output_tokens: int, now: float, *, finished: bool, broken: bool) -> None:
-        """The lease's end."""
-        super().ended(request_id, output_tokens, now, finished=finished, broken=broken)
-        del self._oracle.outputs[request_id]
+        self._knowing.knows(offer.id, offer.true_output)
+        return super().arrived(offer, now)

@@ -23,6 +23,17 @@ _KEY = secrets.token_bytes(16)
 _SCORES = ("prompt_logprobs", "prompt_logprob_token_ids")
 
 
+def own_key() -> bytes:
+    """What this process keys its hashes with."""
+    return _KEY
+
+
+def use_key(key: bytes) -> None:
+    """Key hashes as another process does that counts for the same gate; before anything is hashed."""
+    global _KEY  # noqa: PLW0603 - one a process, by design
+    _KEY = key
+
+
 class Tokens(int):
     """A number of prompt tokens that knows how the prompt begins."""
 

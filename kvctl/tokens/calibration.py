@@ -3,7 +3,8 @@
 Whatever the engine tells afterwards (``usage`` of a finished answer, its ``/tokenize`` asked on the side) is
 compared with what was counted before. Of the last ``WINDOW`` comparisons, ``MOST_WRONG`` that differ make the
 tokenizer doubted: a tokenizer of another model is wrong nearly always, a shape that is rendered otherwise now
-and then. It is trusted again after ``ENOUGH_RIGHT`` comparisons in a row that agree.
+and then. It is trusted again after ``ENOUGH_RIGHT`` comparisons in a row that agree, twice as many each time
+that trust was lost with the same engine.
 
 Law 4: while it is doubted, no 400 rests on it.
 """
@@ -17,6 +18,7 @@ MOST_WRONG = 5
 ENOUGH_RIGHT = 10
 SAMPLE_EVERY_S = 5.0
 MOST_AT_ONCE = 4
+_MOST_DOUBLINGS = 6
 
 
 class Witness(StrEnum):
@@ -38,6 +40,9 @@ class Calibration:
         self.changed: Callable[[str], None] = lambda _: None
         self.samples: Counter[tuple[Witness, bool]] = Counter()  # by witness and whether both agree
         self._recent: deque[tuple[int, int]] = deque(maxlen=WINDOW)
+        self._right = 0  # comparisons in a row that agreed, while it is doubted
+        self._losses = 0  # of trust, with this engine
+        self._asked = 0  # times that a comparison with /tokenize was due, since the last change
         self._sampled_at = float("-inf")
         self.sampling = 0  # comparisons with /tokenize that are under way
 
@@ -57,16 +62,15 @@ class Calibration:
                 f"{wrong} of the last {len(self._recent)} requests count otherwise "
                 f"(the last one {own} tokens, {true} by the engine)"
             )
-        elif self.doubted and self._all_right():
-            self.trust(f"the last {ENOUGH_RIGHT} requests count as the engine does")
-
-    def _all_right(self) -> bool:
-        last = list(self._recent)[-ENOUGH_RIGHT:]
-        return len(last) == ENOUGH_RIGHT and all(own == true for own, true in last)
+        elif self.doubted:
+            self._right = self._right + 1 if own == true else 0
+            if self._right >= ENOUGH_RIGHT << min(max(self._losses - 1, 0), _MOST_DOUBLINGS):
+                self.trust(f"the last {self._right} requests count as the engine does")
 
     def probed(self, wrong: int, of: int) -> None:
         """An engine came up and was asked for counts of ``of`` probes."""
-        self._recent.clear()
+        self._clear()
+        self._losses = 0
         if wrong:
             self._doubt(f"{wrong} of {of} probes count otherwise")
         else:
@@ -74,21 +78,27 @@ class Calibration:
 
     def trust(self, sentence: str) -> None:
         """What spoke against the tokenizer does not count any more."""
-        self._recent.clear()
+        self._clear()
         before, self.doubted, self.why = self.doubted, False, ""
         if before:
             self.changed(sentence)
 
     def _doubt(self, why: str) -> None:
         before, self.doubted, self.why = self.doubted, True, why
+        self._clear()
         if not before:
-            self._recent.clear()
+            self._losses += 1
             self.changed(why)
 
+    def _clear(self) -> None:
+        self._recent.clear()
+        self._right = self._asked = 0
+
     def due(self, now: float) -> bool:
-        """Whether a request should be compared with /tokenize now; asking is taking."""
-        new = len(self._recent) < WINDOW
+        """Whether a request should be counted by the other source too now; asking is taking."""
+        new = self._asked < WINDOW or self.doubted  # in doubt it costs the engine nothing more
         if self.sampling >= MOST_AT_ONCE or not (new or now - self._sampled_at >= SAMPLE_EVERY_S):
             return False
+        self._asked += 1
         self._sampled_at = now
         return True

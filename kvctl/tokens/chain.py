@@ -198,11 +198,10 @@ class ChainCounter:
                 return Count(prompts=prompts, method=source.method, seconds=seconds, prefixes=prefixes)
         return Count(prompts=bound(), method=CountMethod.BOUND, seconds=time.perf_counter() - started)
 
-
     def _sample(
         self, source: Source, count: Callable[[Source], Awaitable[tuple[int, ...]]], counted: int
     ) -> None:
-        """Now and then, count by the other source too, on the side: local by the engine, and back in doubt."""
+        """Now and then, count by the other source too, on the side: the engine, or in doubt the local one."""
         own, engine = self._own, self._engine()
         if own is None or engine is None or counted > (own.context() or counted):
             return

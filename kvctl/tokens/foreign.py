@@ -33,13 +33,16 @@ class Interpreter:
 
 
 def http_post(
-    session: aiohttp.ClientSession, base_url: str, headers: Mapping[str, str] | None = None
+    session: aiohttp.ClientSession,
+    base_url: str,
+    headers: Mapping[str, str] | None = None,
+    options: Callable[[], Mapping[str, Any]] = dict,
 ) -> Post:
-    """A ``Post`` over HTTP. ``headers`` may carry the engine's API key."""
+    """A ``Post`` over HTTP. ``headers`` may carry the engine's API key; ``options``: the TLS in force."""
     sent = {**(headers or {}), "Content-Type": "application/json"}
 
     async def post(path: str, body: bytes) -> tuple[int, bytes]:
-        async with session.post(base_url + path, data=body, headers=sent) as response:
+        async with session.post(base_url + path, data=body, headers=sent, **options()) as response:
             return response.status, await response.read()
 
     return post

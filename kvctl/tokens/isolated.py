@@ -11,20 +11,17 @@ stall the loop here. A hand-over costs about a fifth of a millisecond.
 import asyncio
 import contextlib
 import itertools
-import logging
 import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from kvctl import logs
+from kvctl.tokens.begin import own_key
 from kvctl.tokens.files import TokenizerError
 from kvctl.tokens.source import OwnTokenizer, Tally, Uncountable, Why
 from kvctl.tokens.worker import COUNTS, FAILED, LENGTH, as_counts, message, read_message
-
-log = logs.get("tokens")
 
 START_TIMEOUT_S = 120.0
 AGAIN_S = 1.0  # between the end of a process and the start of the next
@@ -43,20 +40,16 @@ class Child:
     def __init__(self, folder: Path, max_chars: int, workers: int) -> None:
         """Starts it and waits until its files are loaded. Raises TokenizerError."""
         ours, theirs = socket.socketpair()
-        command = [
-            sys.executable,
-            "-P",
-            "-m",
-            "kvctl.tokens.worker",
-            str(folder),
-            str(max_chars),
-            str(workers),
-        ]
+        command = [sys.executable, "-P", "-m", "kvctl.tokens.worker", str(folder)]
+        command += [str(max_chars), str(workers)]
         with theirs:
-            self.process = subprocess.Popen(command, stdin=theirs, stdout=subprocess.DEVNULL)
+            self.process = subprocess.Popen(  # noqa: S603 - our own module
+                command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, start_new_session=True
+            )
         self.channel = ours
         ours.settimeout(START_TIMEOUT_S)
         try:
+            ours.sendall(message(own_key()))
             with ours.makefile("rb") as reader:
                 _, (word, told), _ = read_message(reader.read)
         except (EOFError, OSError) as error:
@@ -103,7 +96,9 @@ class IsolatedCounter(OwnTokenizer):
         self._writer: asyncio.StreamWriter | None = None
         self._task: asyncio.Task[None] | None = None
         self._tally, self._keeps = Tally(), True
+        self._starting: asyncio.Future[Child] | None = None
         self._turned = False
+        self._listening = asyncio.Event()
         self.crashes = 0
 
     async def text(self, model: str, prompts: Sequence[str], *, add_special_tokens: bool) -> tuple[int, ...]:
@@ -143,6 +138,9 @@ class IsolatedCounter(OwnTokenizer):
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        if self._starting is not None:
+            with contextlib.suppress(TokenizerError, OSError):
+                self._child = await self._starting
         if self._child is not None:
             await asyncio.to_thread(self._child.end)
 
@@ -151,18 +149,24 @@ class IsolatedCounter(OwnTokenizer):
     async def _count(self, kind: str, given: tuple[Any, ...], size: int) -> tuple[int, ...]:
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._attend(), name="kvctl-tokens")
-            await asyncio.sleep(0)
+        if self._writer is None and (self._child is None or not await self._ready()):
+            raise Uncountable(Why.BUSY, "the process that counts is starting")
         if len(self._asked) >= self._most_waiting or (self._asked and self._held + size > self._most_bytes):
             raise Uncountable(Why.BUSY)
-        if self._writer is None:
-            raise Uncountable(Why.BUSY, "the process that counts is starting")
         word, found = await self._ask(kind, given, size)
         if word == COUNTS:
             return as_counts(found)
         raise Uncountable(Why(found[0]), found[1])
 
+    async def _ready(self) -> bool:
+        """Whether the process that was started is listened to by now."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._listening.wait(), self._timeout_s)
+        return self._writer is not None
+
     async def _ask(self, kind: str, given: tuple[Any, ...], size: int) -> tuple[str, Any]:
-        number, future = next(self._numbers), asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        number, future = next(self._numbers), cast("asyncio.Future[tuple[str, Any]]", loop.create_future())
         try:
             sent = message((number, kind, given))
         except ValueError as error:
@@ -172,7 +176,7 @@ class IsolatedCounter(OwnTokenizer):
         self._asked[number] = future
         self._held += size
         self.waiting = len(self._asked)
-        overdue = asyncio.get_running_loop().call_later(self._timeout_s * PATIENCE, self._overdue, number)
+        overdue = loop.call_later(self._timeout_s * PATIENCE, self._overdue, number)
         future.add_done_callback(lambda _: self._answered(number, size, overdue))
         done, _ = await asyncio.wait((future,), timeout=self._timeout_s)
         if not done:
@@ -197,11 +201,14 @@ class IsolatedCounter(OwnTokenizer):
             if self._child is not None:
                 await self._listen(self._child)
             await asyncio.sleep(AGAIN_S)
+            self._starting = asyncio.ensure_future(asyncio.to_thread(Child, *self._start))
             with contextlib.suppress(TokenizerError, OSError):
-                self._child = await asyncio.to_thread(Child, *self._start)
+                self._child = await asyncio.shield(self._starting)
+            self._starting = None
 
     async def _listen(self, child: Child) -> None:
         reader, self._writer = await asyncio.open_connection(sock=child.channel)
+        self._listening.set()
         if self._turned:
             self._writer.write(message((0, "other_way", ())))
         try:
@@ -211,6 +218,7 @@ class IsolatedCounter(OwnTokenizer):
         except (OSError, asyncio.IncompleteReadError):
             self._lost(child)
         finally:
+            self._listening.clear()
             self._writer.close()
             self._writer = None
 
@@ -228,10 +236,10 @@ class IsolatedCounter(OwnTokenizer):
         self.crashes += 1
         asked = len(self._asked)
         sentence = (
-            f"the process that counts tokens ended ({child.process.returncode}) over {asked} counts; they are "
-            "bounded by bytes, and another is started"
+            f"the process that counts tokens ended ({child.process.returncode}) over {asked} counts; "
+            "they are bounded by bytes, and another is started"
         )
-        logs.event(log, logging.ERROR, "tokens_crashed", sentence)
+        self.lost(sentence)
         for future in list(self._asked.values()):
             if not future.done():
                 future.set_result((FAILED, (Why.CRASHED.value, "the process that counts ended")))

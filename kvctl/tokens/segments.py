@@ -45,6 +45,7 @@ class Segments:
         tokenizer: Tokenizer,
         words: Iterable[str] = (),
         *,
+        part: int = PART,
         most_entries: int = 65_536,
         most_bytes: int = 64 * 1024 * 1024,
     ) -> None:
@@ -54,6 +55,7 @@ class Segments:
         self.works = bool(cuts) and adds_up(tokenizer, cuts)
         self._cuts = _pattern(cuts) if self.works else None
         self._frame = _frame(tokenizer)
+        self._part_size = part
         self._most_entries, self._most_bytes = most_entries, most_bytes
         self._kept: OrderedDict[bytes, Part] = OrderedDict()
         self._bytes = 0
@@ -62,10 +64,10 @@ class Segments:
 
     def count(self, text: str, *, add_special_tokens: bool, with_ids: bool) -> Part:
         """Tokens of ``text``. Raises whatever the tokenizer raises."""
-        if self._cuts is None or self._frame is None or len(text) < PART:
+        if self._cuts is None or self._frame is None or len(text) < self._part_size:
             return self._encoded(text, add_special_tokens=add_special_tokens, with_ids=with_ids)
         head, tail = self._frame if add_special_tokens else ((), ())
-        parts = [self._part(piece, with_ids=with_ids) for piece in pieces(text, self._cuts)]
+        parts = [self._part(piece, with_ids=with_ids) for piece in pieces(text, self._cuts, self._part_size)]
         count = sum([part.tokens for part in parts]) + len(head) + len(tail)
         if not with_ids:
             return Part(count)
@@ -110,14 +112,14 @@ class Segments:
         return len(self._kept), self._bytes
 
 
-def pieces(text: str, cuts: re.Pattern[str]) -> Iterator[str]:
-    """``text`` in parts of at least PART characters (the last may be shorter), cut before special tokens.
+def pieces(text: str, cuts: re.Pattern[str], least: int = PART) -> Iterator[str]:
+    """``text`` in parts of ``least`` characters or more (the last may have less), cut before special tokens.
 
     Texts that begin alike have the same parts, but for the last one that they have in common.
     """
     start = 0
     for found in cuts.finditer(text):
-        if found.start() - start >= PART:
+        if found.start() - start >= least:
             yield text[start : found.start()]
             start = found.start()
     yield text[start:]

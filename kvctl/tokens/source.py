@@ -82,8 +82,8 @@ class OwnTokenizer(ABC):
     """A source that has the model's own tokenizer, wherever it runs.
 
     ``context`` may be set to what reads the engine's context length, where it is known, and ``begins`` to
-    what says whether it is worth knowing how prompts begin: counts are then ``Tokens``. ``waiting``: counts
-    that are queued or under way.
+    what says whether it is worth knowing how prompts begin: counts are then ``Tokens``. ``lost(sentence)``
+    is called when a process that counts has ended. ``waiting``: counts that are queued or under way.
     """
 
     method = CountMethod.LOCAL
@@ -92,6 +92,7 @@ class OwnTokenizer(ABC):
         self.vocab_size = vocab_size
         self.context: Callable[[], int | None] = lambda: None
         self.begins: Callable[[], bool] = lambda: False
+        self.lost: Callable[[str], None] = lambda _: None
         self.waiting = 0
 
     def view(self) -> View:

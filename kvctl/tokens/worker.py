@@ -1,8 +1,9 @@
-"""The process that counts for ``IsolatedCounter``: ``python -m kvctl.tokens.worker FOLDER MAX_CHARS WORKERS``.
+"""The process that counts for ``IsolatedCounter``; its arguments are FOLDER MAX_CHARS WORKERS.
 
 Standard input is a socket to kvctl. Each message is its length (4 bytes, big-endian) and as many bytes of
-``marshal``: what kvctl sends is ``(number, kind, arguments)``, what it gets back ``(number, answer)``. The
-first message goes out when the files are loaded. The process ends when the socket does.
+``marshal``: what kvctl sends is ``(number, kind, arguments)``, what it gets back ``(number, answer, facts)``.
+The first message in is the key for hashes of beginnings, the first one out tells that the files are loaded.
+The process ends when the socket does.
 """
 
 import marshal
@@ -16,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from kvctl.tokens.begin import Tokens
+from kvctl.tokens.begin import Tokens, use_key
 from kvctl.tokens.files import TokenizerError, load_files
 from kvctl.tokens.source import Uncountable, View
 from kvctl.tokens.tokeniser import Tokeniser
@@ -75,9 +76,8 @@ _KINDS: Mapping[str, Callable[..., tuple[int, ...]]] = {
 }
 
 
-def _serve(channel: socket.socket, tokeniser: Tokeniser, workers: int) -> None:
+def _serve(channel: socket.socket, read: Callable[[int], bytes], tokeniser: Tokeniser, workers: int) -> None:
     lock = threading.Lock()
-    read = channel.makefile("rb").read
 
     def work(number: int, kind: str, given: tuple[Any, ...]) -> None:
         found = answer(tokeniser, kind, given)
@@ -97,14 +97,15 @@ def _serve(channel: socket.socket, tokeniser: Tokeniser, workers: int) -> None:
 def main() -> None:
     """The command line."""
     folder, max_chars, workers = sys.argv[1:]
-    with socket.socket(fileno=os.dup(0)) as channel:
+    with socket.socket(fileno=os.dup(0)) as channel, channel.makefile("rb") as reader:
+        use_key(read_message(reader.read))
         try:
             files = load_files(Path(folder))
         except TokenizerError as error:
             channel.sendall(message((0, (FAILED, str(error)), ())))
             return
         channel.sendall(message((0, (COUNTS, files.vocab_size), ())))
-        _serve(channel, Tokeniser(files, max_chars=int(max_chars)), int(workers))
+        _serve(channel, reader.read, Tokeniser(files, max_chars=int(max_chars)), int(workers))
 
 
 if __name__ == "__main__":

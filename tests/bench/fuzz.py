@@ -156,12 +156,9 @@ class Watched(CoreGate):
 
     def __init__(self, config: GateConfig, story: Plot) -> None:
         super().__init__(config)
+        self.gate = self.witness = Witness(config)
         self._plot = story
         self._draw = random.Random(story.scene.seed + 1)
-
-    def _make(self, config: GateConfig) -> Gate:
-        self.witness = Witness(config)
-        return self.witness
 
     def page(self, sample: RankSample, asked_at: float, now: float) -> None:
         """The page, true or not."""

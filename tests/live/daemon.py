@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -49,6 +49,7 @@ class Daemon:
     settings: Mapping[str, str] = field(default_factory=dict)
     port: int = field(default_factory=free_port)
     admin_port: int = field(default_factory=free_port)
+    program: Sequence[str] = (CONSOLE, "serve")
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -73,7 +74,7 @@ class Daemon:
         (self.folder / "state").mkdir(exist_ok=True)
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
-                [CONSOLE, "serve"],
+                self.program,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from kvctl.control.certificates import Trust, TrustFiles
 from kvctl.core.outcomes import EndReason, ProxyFault
 from kvctl.proxy import pool
 from kvctl.proxy.pool import Upstream, parse_address
@@ -198,7 +199,7 @@ async def test_https_engine(certificate: tuple[Path, Path]) -> None:
     server.load_cert_chain(cert, key)
     engine = FakeEngine(answering(plain(PLAIN)))
     await engine.start(ssl=server)
-    trusting = Upstream(f"https://localhost:{engine.port}", ssl=ssl.create_default_context(cafile=str(cert)))
+    trusting = Upstream(f"https://localhost:{engine.port}", trust=Trust(TrustFiles(ca=cert)))
     for _ in range(2):
         response = await trusting.request("POST", b"/tokenize", [], b"{}")
         await response.wait()

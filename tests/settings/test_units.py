@@ -143,6 +143,10 @@ def test_no_addresses(given: object) -> None:
         ("http://h:8000/prefix/v1/", "http://h:8000/prefix"),
         ("https://[::1]:8000/a//b", "https://[::1]:8000/a/b"),
         ("http://h", "http://h"),
+        ("unix:/run/engine.sock", "unix:/run/engine.sock"),
+        ("unix:///run/engine.sock", "unix:/run/engine.sock"),
+        ("http+unix://%2Frun%2Fengine.sock", "unix:/run/engine.sock"),
+        ("http+unix://%2Frun%2Fengine.sock/", "unix:/run/engine.sock"),
     ],
 )
 def test_every_way_to_write_a_base_url(given: str, base: str) -> None:
@@ -168,6 +172,11 @@ def test_every_way_to_write_a_base_url(given: str, base: str) -> None:
         ("http://bücher", "more than"),
         ("", "not a URL"),
         (7, "not a URL"),
+        ("unix:", "names no socket"),
+        ("unix:///", "names no socket"),
+        ("unix:engine.sock", "absolute"),
+        ("unix:/run/e.sock?x", "names no socket"),
+        ("unix:/" + "x" * 200, "too long"),
     ],
 )
 def test_no_base_urls(given: object, text: str) -> None:

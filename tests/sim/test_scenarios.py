@@ -76,7 +76,7 @@ SEEDS = (3, 4, 5)
 
 @pytest.mark.xfail(strict=True, reason="0.86 of one that never knew it otherwise, and 0.68 over six seeds")
 def test_answers_four_times_as_long_are_learned_within_half_a_minute() -> None:
-    """After a shift a pool of 20,000 serves one in time a second: three runs together, or it is mostly noise."""
+    """After a shift the pool serves one in time a second: three runs together, or it is mostly noise."""
     start, end = FAULT_AT + RECOVERED_S, SECONDS - 5.0
     changed, always = (
         sum(goodput(served(fault, seed=seed), start, end) for seed in SEEDS)

@@ -18,7 +18,6 @@ def http_ask(session: aiohttp.ClientSession, url: str) -> Interpreter:
     return Interpreter(http_post(session, url.removesuffix("/tokenize")))
 
 
-
 class Tokenize:
     """/tokenize that counts letters, keeps what it was asked, and can misbehave."""
 

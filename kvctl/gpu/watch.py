@@ -1,0 +1,118 @@
+"""NVML's event set: what the driver tells of without being asked.
+
+Events are registered on whole cards. One of a MIG instance carries the instance's number, and concerns that
+instance alone; without a number it concerns every instance of its card.
+Law 8: a card whose events cannot be had is watched without them, and ``absent`` has the word for it.
+"""
+
+import ctypes
+from collections.abc import Sequence
+
+from kvctl.core.outcomes import Absence
+from kvctl.gpu.binding import Code, Nvml, NvmlFailure
+from kvctl.gpu.faults import CardEvent, EventKind, kind_of_xid
+from kvctl.gpu.select import Card, CardState
+
+# nvml.h, nvmlEventType*
+_SINGLE_BIT = 0x1
+_DOUBLE_BIT = 0x2
+_XID = 0x8
+_WANTED = _SINGLE_BIT | _DOUBLE_BIT | _XID
+_ANY_INSTANCE = 0xFFFFFFFF
+_MOST_AT_ONCE = 64
+
+
+class EventWatch:
+    """One event set over the given cards. Made and used in the thread that calls NVML."""
+
+    def __init__(self, nvml: Nvml, cards: Sequence[Card]) -> None:
+        """Registers what each card supports; what it does not is in ``absent``, by UUID. Never raises."""
+        self._nvml = nvml
+        self._cards = [card for card in cards if card.state is CardState.PRESENT]
+        self.absent: dict[str, Absence] = {}
+        self._set: object = None
+        self.usable = False
+        self.broken = False  # it was usable, and is not any more
+        try:
+            self._set = nvml.call("nvmlEventSetCreate")
+        except NvmlFailure as failure:
+            self._all_absent(failure.absence)
+            return
+        for handle in {_address(_whole(card)): _whole(card) for card in self._cards}.values():
+            self._register(handle)
+
+    def _all_absent(self, why: Absence) -> None:
+        self.absent = dict.fromkeys((card.uuid for card in self._cards), why)
+
+    def _register(self, handle: object) -> None:
+        try:
+            kinds = int(self._nvml.call("nvmlDeviceGetSupportedEventTypes", handle)) & _WANTED
+            if not kinds:
+                raise NvmlFailure(Code.NOT_SUPPORTED, "nvmlDeviceGetSupportedEventTypes")
+            self._nvml.call("nvmlDeviceRegisterEvents", handle, kinds, self._set)
+        except NvmlFailure as failure:
+            self.absent.update((card.uuid, failure.absence) for card in self._of(handle))
+        else:
+            self.usable = True
+
+    def _of(self, handle: object) -> list[Card]:
+        return [card for card in self._cards if _address(_whole(card)) == _address(handle)]
+
+    def wait(self, timeout_ms: int) -> tuple[CardEvent, ...]:
+        """What came within ``timeout_ms``, and everything behind it. After a failure it is not usable."""
+        found: list[CardEvent] = []
+        while self.usable and len(found) < _MOST_AT_ONCE:
+            try:
+                raw = self._nvml.call("nvmlEventSetWait_v2", self._set, 0 if found else timeout_ms)
+            except NvmlFailure as failure:
+                if failure.code != Code.TIMEOUT:  # a lost card would answer so at once, again and again
+                    self.usable, self.broken = False, True
+                    self._all_absent(failure.absence)
+                break
+            found.append(self._event(raw))
+        return tuple(found)
+
+    def close(self) -> None:
+        """Give the set back."""
+        self.usable = False
+        if self._set is not None:
+            try:
+                self._nvml.call("nvmlEventSetFree", self._set)
+            except NvmlFailure:
+                pass  # what went away needs no end
+            self._set = None
+
+    def _event(self, raw: object) -> CardEvent:
+        kind, data = int(getattr(raw, "eventType", 0)), int(getattr(raw, "eventData", 0))
+        uuids = tuple(card.uuid for card in self._concerned(raw))
+        if kind & _XID:
+            return CardEvent(uuids=uuids, kind=kind_of_xid(data), xid=data)
+        ecc = EventKind.ECC_UNCORRECTED if kind & _DOUBLE_BIT else EventKind.ECC_CORRECTED
+        return CardEvent(uuids=uuids, kind=ecc)
+
+    def _concerned(self, raw: object) -> list[Card]:
+        cards = self._of(getattr(raw, "device", None))
+        instance = getattr(raw, "gpuInstanceId", _ANY_INSTANCE)
+        if instance == _ANY_INSTANCE:
+            return cards
+        return [card for card in cards if self._instance(card) in (None, instance)]
+
+    def _instance(self, card: Card) -> int | None:
+        """The number of a card that is an instance; None: it is whole, or does not tell."""
+        if card.parent is None:
+            return None
+        try:
+            return int(self._nvml.call("nvmlDeviceGetGpuInstanceId", card.handle))
+        except NvmlFailure:
+            return None
+
+
+def _whole(card: Card) -> object:
+    return card.handle if card.parent is None else card.parent
+
+
+def _address(handle: object) -> int:
+    """NVML's handles are pointers; the binding makes a new object of the same pointer each time."""
+    if handle is None:
+        return 0
+    return int(ctypes.cast(handle, ctypes.c_void_p).value or 0)  # type: ignore[arg-type]

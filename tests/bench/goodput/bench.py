@@ -1,0 +1,231 @@
+"""One run, and the runs of a bench."""
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import random
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from kvctl.sim.replay import Call, Run, Scene
+from kvctl.sim.replay_policies import Spec, find_best, parse_policy
+from kvctl.sim.replay_score import Target, figures, is_good
+from kvctl.sim.replay_setup import caps
+from kvctl.sim.trace import Row
+from tests.bench.goodput.callers import Crowd, drive
+from tests.bench.goodput.stage import CAPACITY, CONTEXT, Page, Stage, read_page, virtual_engine, watched
+from tests.bench.goodput.workload import arrivals, prompts
+from tests.live.daemon import Daemon, eventually
+from tests.live.engine import SilentError
+
+TARGET = Target()
+OWN = ("none", "static", "forecast")
+ALONE = "forecast alone"  # the same gate without knowing what prompts have in common
+CAPPED = ("static", "forecast", "past-future", ALONE)  # to the others it is all one what callers ask for
+POLICIES = (
+    "none",
+    "static",
+    "forecast",
+    "concurrency=best",
+    "kv-gauge",
+    "engine-queue=best",
+    "past-future",
+    "clairvoyant",
+)
+NEIGHBOURS = (0.8, 1.0, 1.25)
+WARM_UP = 100  # answers that end before the figures called after_warm_up begin
+HELD_S = 240.0
+
+Figures = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """The runs that have their arrivals in common. ``cap`` as in a replay: exact, none or a number."""
+
+    rate: float
+    seed: int
+    cap: str
+    workload: str
+    seconds: float
+    common: int = 0
+
+
+@dataclass(slots=True)
+class Turn:
+    """The turn on a machine that is shared: a lock that is held for some minutes at a time."""
+
+    path: Path | None = None
+    _since: float | None = None
+    _file: Any = field(default=None)
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """With the lock, which stays held for the next run unless others had to wait long."""
+        if self.path is not None and self._since is None:
+            self._file = self.path.open("a")
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+            self._since = time.monotonic()
+        yield
+        if self._since is not None and time.monotonic() - self._since > HELD_S:
+            self.give_back()
+            time.sleep(1.0)
+
+    def give_back(self) -> None:
+        """Let others go first."""
+        if self._file is not None:
+            self._file.close()
+        self._since = self._file = None
+
+
+@dataclass(slots=True)
+class Bench:
+    """A stage, a folder for the daemons, and the pages of all runs for a calibration."""
+
+    stage: Stage
+    folder: Path
+    turn: Turn
+    made: int = 0
+    recorded: list[tuple[Group, str, list[Row], list[Page], Figures]] = field(default_factory=list)
+
+    def run(self, group: Group, policy: str) -> Figures:
+        """One policy under a group's load, through a daemon of its own."""
+        with self.turn.taken():
+            spec = None if policy == ALONE else parse_policy(policy)
+            wants = spec.limit if spec is not None and spec.name == "engine-queue" else None
+            of_engine = self.stage.limit(wants)
+            eventually(lambda: _idle(self.stage), 120, "the engine is idle")
+            self.made += 1
+            folder = self.folder / str(self.made)
+            folder.mkdir()
+            daemon = self._daemon(folder, policy, spec, group.seed, of_engine=of_engine)
+            rows = arrivals(group.workload, group.rate, group.seconds, group.seed, CONTEXT - group.common)
+            texts = list(prompts(self.stage.texts, rows, f"{policy} {group}", group.common))
+            daemon.start()
+            try:
+                daemon.wait_ready()
+                crowd = Crowd(
+                    url=daemon.base_url, model=self.stage.model, cap=_cap(group.cap), seed=group.seed
+                )
+                calls, pages = asyncio.run(_drive(crowd, self.stage.url, rows, texts))
+            finally:
+                daemon.stop()
+            found = document(calls, pages, rows)
+            self.recorded.append((group, policy, rows, pages, found))
+        sys.stderr.write(json.dumps({"policy": policy, "rate": group.rate, "cap": group.cap} | found) + "\n")
+        return found
+
+    def _daemon(self, folder: Path, policy: str, spec: Spec | None, seed: int, *, of_engine: bool) -> Daemon:
+        settings = {"POLICY": "none", **self.stage.settings}
+        daemon = Daemon(self.stage.url, folder, settings)
+        if spec is None:
+            settings |= {"POLICY": "forecast", "PREFIX_SHARING": "off"}
+        elif spec.name in OWN:
+            settings["POLICY"] = spec.name
+        elif spec.name != "engine-queue" or not of_engine:
+            settings["POLICY"] = "forecast" if spec.name == "clairvoyant" else "none"
+            known = ("--capacity", str(CAPACITY), "--context", str(CONTEXT), "--seed", str(seed))
+            daemon.program = (sys.executable, "-m", "tests.bench.goodput.gates", policy, *known)
+        return daemon
+
+    def run_group(self, group: Group, policies: Sequence[str]) -> Figures:
+        """All of them, in an order that the seed decides."""
+        shuffled = list(policies)
+        random.Random(f"{group.seed} {group.cap}").shuffle(shuffled)
+        shuffled.sort(key=lambda policy: policy.startswith("engine-queue"))  # the engine starts anew for these
+        found = {policy: self.run(group, policy) for policy in shuffled}
+        return {policy: found[policy] for policy in policies}
+
+
+async def _drive(
+    crowd: Crowd, engine_url: str, rows: Sequence[Row], texts: Sequence[str]
+) -> tuple[list[Call], list[Page]]:
+    async with watched(engine_url) as pages:
+        calls = await drive(crowd, rows, texts)
+    return calls, pages
+
+
+def _idle(stage: Stage) -> bool:
+    with contextlib.suppress(SilentError):
+        return read_page(stage.url).idle
+    return False
+
+
+def _cap(text: str) -> int | None:
+    return None if text == "none" else int(text)
+
+
+def document(calls: Sequence[Call], pages: Sequence[Page], rows: Sequence[Row]) -> Figures:
+    """The figures of a replay, and those of the calls that came after the first hundred had ended."""
+    began, ended = pages[0], pages[-1]
+    came = [page for page in pages[1:] if page.at - began.at <= rows[-1].at_s]
+    run = Run(calls=list(calls), usages=[page.usage for page in came])
+    run.preemptions = ended.preemptions - began.preemptions
+    found: Figures = {name: getattr(figures(run, TARGET), name) for name in REPLAYED}
+    found["recomputed_frac"] = None  # on no page of the engine
+    found["requests"] = len(calls)
+    found["after_warm_up"] = _after_warm_up(calls)
+    return {name: round(value, 4) if isinstance(value, float) else value for name, value in found.items()}
+
+
+REPLAYED = (
+    "goodput_rps",
+    "goodput_frac",
+    "completed",
+    "refused",
+    "preemptions",
+    "recomputed_frac",
+    "ttft_p50_s",
+    "ttft_p99_s",
+    "tpot_p99_s",
+    "kv_usage_mean",
+    "retry_success_frac",
+)
+
+
+def _after_warm_up(calls: Sequence[Call]) -> Figures | None:
+    """None where no more than a hundred ended."""
+    ends = sorted(call.ended_at for call in calls if call.ended_at is not None)
+    if len(ends) <= WARM_UP:
+        return None
+    since = ends[WARM_UP - 1]
+    later = [call for call in calls if call.row.at_s > since]
+    if not later:
+        return None
+    good = sum(is_good(call, TARGET) for call in later)
+    seconds = max(later[-1].row.at_s - since, 1e-9)
+    return {
+        "goodput_rps": round(good / seconds, 4),
+        "goodput_frac": round(good / len(later), 4),
+        "requests": len(later),
+    }
+
+
+def scene_of(group: Group) -> Scene:
+    """The same load in virtual time."""
+    rows = arrivals(group.workload, group.rate, group.seconds, group.seed, CONTEXT)
+    return Scene(rows=rows, engine=virtual_engine(), cap=caps(group.cap), seed=group.seed)
+
+
+def limits(group: Group, search: Mapping[str, int | None]) -> list[str]:
+    """``concurrency=best`` and ``engine-queue=best`` as the limit that the simulated engine finds best for
+    the load, and its neighbours."""
+    best = find_best(Spec("concurrency"), scene_of(group), TARGET).limit or 1
+    tried = sorted({max(round(best * share), 1) for share in NEIGHBOURS})
+    return [f"{name}={limit}" for name in search for limit in tried]
+
+
+def saturation(group: Group) -> float:
+    """Requests a second that the engine, as simulated, completes when far more come."""
+    from kvctl.sim.replay_policies import run_policy  # noqa: PLC0415
+
+    rate = 64.0
+    scene = scene_of(replace(group, rate=rate, cap="exact"))
+    run = run_policy(Spec("clairvoyant"), scene)
+    return sum(call.ended_at is not None and call.ended_at <= scene.seconds for call in run.calls) / scene.seconds
