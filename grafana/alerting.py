@@ -59,6 +59,7 @@ class Alert:
     summary: str
     description: str
     story: Story
+    other: tuple[Story, ...] = ()  # of an alert with several causes, the others
 
     @property
     def runbook(self) -> str:

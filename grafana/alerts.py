@@ -85,12 +85,28 @@ _AVAILABILITY = (
     Alert(
         name="KvctlGpuFault",
         expr="max by (job, instance, gpu) (kvctl_gpu_lost) == 1 or "
-        "sum by (job, instance, gpu) (increase(kvctl_gpu_ecc_uncorrected_errors_total[15m])) > 0",
+        "sum by (job, instance, gpu) (increase(kvctl_gpu_ecc_uncorrected_errors_total[15m])) > 0 or "
+        'sum by (job, instance, gpu) (increase(kvctl_gpu_events_total{kind=~"xid_fatal|ecc_uncorrected"}'
+        "[15m])) > 0",
         hold="0s",
         severity="page",
-        summary="the card {{ $labels.gpu }} of {{ $labels.instance }} is lost or has memory errors",
-        description="It fell off the bus, or counted uncorrected memory errors in the last 15 minutes.",
+        summary="the card {{ $labels.gpu }} of {{ $labels.instance }} is lost or has failed",
+        description="It fell off the bus, counted uncorrected memory errors, or its driver told of a fatal "
+        "Xid in the last 15 minutes.",
         story=_while("kvctl_gpu_lost", 1, 0, f'{_AT}, gpu="GPU-0"'),
+        other=(
+            _counters(
+                (f'kvctl_gpu_ecc_uncorrected_errors_total{{{_AT}, gpu="GPU-0"}}', "0x4 2x60"),
+                fires="8m",
+                over="30m",
+            ),
+            _counters(
+                (f'kvctl_gpu_events_total{{{_AT}, gpu="GPU-0", kind="xid_fatal"}}', "0x4 1x60"),
+                (f'kvctl_gpu_events_total{{{_AT}, gpu="GPU-0", kind="xid_application"}}', "0+1x65"),
+                fires="8m",
+                over="30m",
+            ),
+        ),
     ),
     Alert(
         name="KvctlGpuMemoryLow",
@@ -192,12 +208,15 @@ _DAEMON = (
     ),
     Alert(
         name="KvctlCountingDrifts",
-        expr="max by (job, instance) (kvctl_tokenizer_doubted) == 1",
-        hold="1m",
+        expr="max by (job, instance) (kvctl_token_count_error_ratio) > 0.01 or "
+        "max by (job, instance) (kvctl_tokenizer_doubted) == 1",
+        hold="5m",
         severity="ticket",
         summary="kvctl on {{ $labels.instance }} counts other tokens than its engine",
-        description="The local tokenizer is set aside: prompts are counted by asking the engine.",
+        description="More than a hundredth of the compared tokens was miscounted, or the local tokenizer is "
+        "set aside for it: prompts are counted by asking the engine.",
         story=_while("kvctl_tokenizer_doubted", 1, 0, _AT),
+        other=(_while("kvctl_token_count_error_ratio", 0.05, 0.0, _AT),),
     ),
     Alert(
         name="KvctlControlLoopOverrun",

@@ -1,5 +1,6 @@
 """kvctl-admission: why requests are refused, and whether that is right."""
 
+from grafana.panels_waiting import SHADOW, TRUST, WAITING
 from grafana.queries import gauge, quantile, quantiles, rate
 from grafana.rules import Panel, Query, Row
 
@@ -65,6 +66,7 @@ ADMISSION: tuple[Row, ...] = (
             ),
         ),
     ),
+    WAITING,
     Row(
         title="Why the budget is what it is",
         panels=(
@@ -92,7 +94,7 @@ ADMISSION: tuple[Row, ...] = (
                 ),
             ),
             Panel(
-                title="Tokens held, claimed, unattributed",
+                title="Tokens held, claimed, shared, unattributed",
                 about="What the leases hold by the ledger, their worst case, and what no lease explains.",
                 unit="short",
                 width=8,
@@ -102,6 +104,7 @@ ADMISSION: tuple[Row, ...] = (
                     Query(
                         expr="sum by (instance, engine) (kvctl_unattributed_tokens{})", legend="unattributed"
                     ),
+                    gauge("kvctl_shared_prefix_tokens", "shared beginnings"),
                 ),
             ),
         ),
@@ -166,4 +169,6 @@ ADMISSION: tuple[Row, ...] = (
             ),
         ),
     ),
+    TRUST,
+    SHADOW,
 )

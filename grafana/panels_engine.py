@@ -185,6 +185,41 @@ ENGINE: tuple[Row, ...] = (
                 empty="no card",
                 queries=(gauge("kvctl_gpu_memory_used_bytes", "{{gpu}}", by="gpu", function="max"),),
             ),
+            Panel(
+                title="What the driver tells",
+                about="Xid and memory errors that the driver told by itself; fatal ones are KvctlGpuFault.",
+                unit="short",
+                width=8,
+                stacked=True,
+                empty="nothing told",
+                queries=(
+                    Query(
+                        expr=rate("kvctl_gpu_events_total", "gpu, kind", function="increase") + " > 0",
+                        legend="{{gpu}} {{kind}}",
+                    ),
+                ),
+            ),
+            Panel(
+                title="Lost cards",
+                about="1 if a card fell off the bus.",
+                unit="short",
+                width=8,
+                empty="no card",
+                queries=(gauge("kvctl_gpu_lost", "{{gpu}}", by="gpu", function="max"),),
+            ),
+            Panel(
+                title="Why cards could not be read",
+                about="Times that reading the cards began to fail.",
+                unit="short",
+                width=8,
+                empty="never",
+                queries=(
+                    Query(
+                        expr=rate("kvctl_gpu_read_faults_total", "fault", function="increase") + " > 0",
+                        legend="{{fault}}",
+                    ),
+                ),
+            ),
         ),
     ),
 )

@@ -1,6 +1,6 @@
 """kvctl-overview: what on-call looks at first."""
 
-from grafana.queries import USED, quantile, quantiles, rate
+from grafana.queries import USED, gauge, quantile, quantiles, rate
 from grafana.rules import Panel, Query, Row
 
 OVERVIEW: tuple[Row, ...] = (
@@ -116,6 +116,34 @@ OVERVIEW: tuple[Row, ...] = (
                 queries=(Query(expr="sum by (instance, engine) (kvctl_leases{})", legend="{{engine}}"),),
             ),
             Panel(
+                title="In the queue",
+                about="Requests that wait in kvctl, by priority; KvctlQueueWaitHigh looks at their waits.",
+                unit="short",
+                width=8,
+                stacked=True,
+                queries=(gauge("kvctl_queue_requests", "{{priority}}", by="instance, engine, priority"),),
+            ),
+            Panel(
+                title="Let in, and enforced",
+                about="Share of the last seconds' requests that was let in, and the share on which "
+                "decisions are enforced: below 1 on-call or the settings let requests past the gate.",
+                unit="percentunit",
+                width=8,
+                empty="nobody asks",
+                queries=(
+                    gauge("kvctl_accept_ratio", "let in", function="min"),
+                    gauge("kvctl_enforce_ratio", "enforced", function="min"),
+                ),
+            ),
+            Panel(
+                title="Faults on the data plane",
+                about="Faults of callers, engine or kvctl, a second.",
+                unit="cps",
+                width=8,
+                empty="none",
+                queries=(Query(expr=rate("kvctl_proxy_faults_total", "fault") + " > 0", legend="{{fault}}"),),
+            ),
+            Panel(
                 title="Time to first token",
                 about="From a request's arrival to the first byte of the engine's answer.",
                 unit="s",
@@ -190,10 +218,75 @@ OVERVIEW: tuple[Row, ...] = (
             ),
             Panel(
                 title="Event loop lag",
-                about="How late the event loop woke the control tick, and ticks that overran their interval.",
+                about="How late the event loop woke the control tick.",
                 unit="s",
                 width=6,
                 queries=(Query(expr=quantile(0.99, "kvctl_event_loop_lag_seconds"), legend="p99"),),
+            ),
+            Panel(
+                title="Mode",
+                about="Whether on-call lets traffic in: active, draining or bypass.",
+                unit="short",
+                kind="stat",
+                width=4,
+                queries=(
+                    Query(expr="max by (instance, engine, mode) (kvctl_mode{}) == 1", legend="{{mode}}"),
+                ),
+            ),
+            Panel(
+                title="Last reload",
+                about="1 if the last reload of the settings went well; 0: the old ones are in force.",
+                unit="short",
+                kind="stat",
+                width=4,
+                thresholds=((None, "red"), (1.0, "green")),
+                queries=(
+                    Query(expr="min by (instance) (kvctl_config_reload_success{})", legend="{{instance}}"),
+                ),
+            ),
+            Panel(
+                title="Settings revision",
+                about="Reloads that changed something, counted from 1 at the start: a step is a change.",
+                unit="short",
+                width=4,
+                queries=(Query(expr="max by (instance) (kvctl_config_revision{})", legend="{{instance}}"),),
+            ),
+            Panel(
+                title="Ticks that overran",
+                about="Control ticks that took longer than their interval.",
+                unit="short",
+                width=4,
+                queries=(
+                    Query(
+                        expr=rate("kvctl_ticks_overrun_total", "instance", function="increase"),
+                        legend="{{instance}}",
+                    ),
+                ),
+            ),
+            Panel(
+                title="Decision records lost",
+                about="Records that did not get into the decision log's file: the disk is full or slow.",
+                unit="short",
+                width=4,
+                queries=(
+                    Query(
+                        expr=rate("kvctl_decision_log_dropped_total", "instance", function="increase"),
+                        legend="{{instance}}",
+                    ),
+                ),
+            ),
+            Panel(
+                title="Version",
+                about="Which kvctl it is.",
+                unit="short",
+                kind="stat",
+                width=4,
+                queries=(
+                    Query(
+                        expr="max by (instance, version) (kvctl_build_info{})",
+                        legend="{{instance}} {{version}}",
+                    ),
+                ),
             ),
         ),
     ),

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from grafana.alerting import Alert, check_alerts, check_recordings
+from grafana.alerting import Alert, Story, check_alerts, check_recordings
 from grafana.alerts import GROUPS
 from grafana.recordings import RECORDINGS
 
@@ -53,13 +53,13 @@ def _tests() -> str:
     lines = [_MADE + f"rule_files: [{RULES}, {ALERTS}]", "evaluation_interval: 1m", "tests:"]
     for alerts in GROUPS.values():
         for each in alerts:
-            lines += _test(each)
+            for number, story in enumerate((each.story, *each.other)):
+                lines += _test(each, story, f" ({number + 1})" if number else "")
     return "\n".join(lines) + "\n"
 
 
-def _test(alert: Alert) -> Iterator[str]:
-    story = alert.story
-    yield f"  - name: {alert.name}"
+def _test(alert: Alert, story: Story, which: str) -> Iterator[str]:
+    yield f"  - name: {_quoted(alert.name + which) if which else alert.name}"
     yield "    interval: 1m"
     yield "    input_series:"
     for series in story.series:

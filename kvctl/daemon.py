@@ -22,32 +22,32 @@ from typing import Protocol
 from kvctl import __version__, logs
 from kvctl.admin.desk import Desk
 from kvctl.admin.listeners import BusyError, ListenError, OwnedSocket
-from kvctl.admin.port import DaemonStatus, LastReload, Reloaded
+from kvctl.admin.port import CardDetails, DaemonStatus, LastReload, Reloaded
 from kvctl.admin.reloading import Reloader
 from kvctl.admin.server import AdminApi, AdminServer, PublicApi, PublicServer
 from kvctl.admin.state import OwnedFolder
-from kvctl.control.cards import CardPoller
+from kvctl.card_watch import CardNews, CardWatch
 from kvctl.control.certificates import Certificates
 from kvctl.control.decision_file import DecisionFile
 from kvctl.control.gatekeeper import Gatekeeper
 from kvctl.control.journal import Journal
-from kvctl.control.planning import smallest_card
 from kvctl.control.telling import tell
 from kvctl.control.ticker import Beat, Ticker
 from kvctl.core.claim import Shape
 from kvctl.core.decisions import DecisionRecord
-from kvctl.core.events import DrainChanged, Event
+from kvctl.core.events import DrainChanged
 from kvctl.core.gate import Gate
 from kvctl.core.outcomes import ProxyFault
 from kvctl.core.overrides import bounds
+from kvctl.core.status import GateStatus
 from kvctl.engines.detect import routes_of
 from kvctl.fleet.agent_check import AgentServer
 from kvctl.fleet.face import NOBODY, Face
 from kvctl.fleet.standing import standing_of
 from kvctl.gpu.base import GpuReading, GpuSource
-from kvctl.metrics import CONTENT_TYPE, ConfigView, Metrics, SourceView
+from kvctl.gpu.faults import CardEvent
+from kvctl.metrics import CONTENT_TYPE, ConfigView, Metrics
 from kvctl.part_configs import engine_settings, knob_defaults, proxy_config
-from kvctl.plan import Card
 from kvctl.proxy.server import Proxy
 from kvctl.proxy_metrics import ProxyReports
 from kvctl.settings.errors import SettingsError
@@ -113,15 +113,22 @@ class Daemon:
         self.journal = Journal(
             settings.decision_log_size, self._clock, time.time, _decision_file(settings, self._clock)
         )
-        self.cards = {
-            gpus: CardPoller(source, settings.gpu_interval, partial(self._cards_read, gpus))
-            for gpus, source in sources.items()
-            if source is not None
-        }
+        self.cards = CardWatch(
+            sources,
+            settings.gpu_interval,
+            self._clock,
+            CardNews(
+                seen=self._metrics.card_seen,
+                happened=self._card_event,
+                failing=self._metrics.cards_failing,
+            ),
+        )
         self.units = {
             name: self._make_unit(name, each, counters[name])
             for name, each in engine_settings(settings).items()
         }
+        for name, unit in self.units.items():
+            self.cards.add(name, unit.settings.gpus, unit.settings.engine_url, unit.handle)
         self.desk = Desk(
             limits=bounds(settings.margin_min, settings.margin_max),
             ttl_max_s=settings.override_ttl_max,
@@ -161,7 +168,7 @@ class Daemon:
             ],
             on_gate=partial(self.journal.watch, name),
             on_retry=partial(self._reports.fault, ProxyFault.UPSTREAM_RETRIED),
-            card=partial(self._smallest_card, settings.gpus),
+            card=partial(self.cards.smallest, name),
             gate=self._make_gate,
             trust=self._certificates.trusts.get(name),
         )
@@ -169,14 +176,9 @@ class Daemon:
     def _keepers(self) -> list[Gatekeeper]:
         return [keeper for unit in self.units.values() for keeper in unit.ranks.keepers]
 
-    def _smallest_card(self, gpus: tuple[str, ...]) -> Card | None:
-        reading = self.cards[gpus].latest if gpus in self.cards else None
-        return None if reading is None else smallest_card(reading.samples)
-
-    def _cards_read(self, gpus: tuple[str, ...], event: Event) -> None:
-        for unit in self.units.values():
-            if unit.settings.gpus == gpus:
-                unit.handle(event)
+    def _card_event(self, event: CardEvent) -> None:
+        self._metrics.card_event(event)
+        self.journal.tell("gpu", {"kind": event.kind, "xid": event.xid, "sentence": event.sentence})
 
     def _show_on_page(self) -> None:
         page, units = self._metrics, list(self.units.values())
@@ -189,21 +191,12 @@ class Daemon:
         page.counting = SumOfCounts([unit.counter for unit in units])
         page.sources["engine_metrics"] = lambda: worst_source([unit.telemetry() for unit in units])
         if self.cards:
-            page.gpu = self._gpu_reading
-            page.sources["nvml"] = lambda: worst_source([_card_source(each) for each in self.cards.values()])
+            page.gpu = self.cards.reading
+            page.sources["nvml"] = lambda: worst_source(self.cards.sources())
 
     def _config_view(self) -> ConfigView:
         last = self._reloader.last
         return ConfigView(last.revision, reloaded_well=not last.problems)
-
-    def _gpu_reading(self) -> GpuReading | None:
-        """Every card once, whoever reads it; a fault where any reading has one."""
-        readings = [each.latest for each in self.cards.values() if each.latest is not None]
-        if not readings:
-            return None
-        samples = {sample.uuid: sample for reading in readings for sample in reading.samples}
-        faulty = next((each for each in readings if each.fault is not None), readings[0])
-        return replace(faulty, samples=tuple(samples.values()))
 
     def metrics(self) -> tuple[bytes, str]:
         """The metrics page and its content type."""
@@ -214,18 +207,32 @@ class Daemon:
     def status(self) -> DaemonStatus:
         """The state of now."""
         now = self._clock()
-        reading = self._gpu_reading()
+        reading = self.cards.reading() or GpuReading()
         gates = {name: unit.status() for name, unit in self.units.items()}
         return DaemonStatus(
             now=now,
             started_at=self._started_at,
-            sentence=sentence_of(gates),
+            sentence=self._sentence_of(gates),
             draining=all(gate.draining for gate in gates.values()),
             bypass=all(gate.enforce_ratio == 0.0 for gate in gates.values()),
             engines=gates,
-            gpus=() if reading is None else reading.samples,
-            gpu_fault=None if reading is None else reading.fault,
+            gpus=reading.samples,
+            gpu_fault=reading.fault,
+            counting={name: unit.counter.status() for name, unit in self.units.items()},
+            cards=CardDetails(
+                processes=reading.processes,
+                engines=self.cards.engines_on(),
+                driver=reading.driver,
+                released_s=self.cards.released_s(),
+            ),
         )
+
+    def _sentence_of(self, gates: Mapping[str, GateStatus]) -> str:
+        return "; ".join(filter(None, (sentence_of(gates), self.cards.remark())))
+
+    async def release_cards(self, seconds: float) -> None:
+        """Let go of the driver for so long; 0: take hold of it again."""
+        await self.cards.release(seconds)
 
     def outlook(self, shape: Shape) -> Mapping[str, DecisionRecord]:
         """What each engine that serves the shape's model would say to it now; nothing is charged."""
@@ -301,7 +308,7 @@ class Daemon:
         if due:
             self._told_at = now
             self._recent.sample(gates)
-            self._sentence = sentence_of(gates)
+            self._sentence = self._sentence_of(gates)
             self._notify.status(self._sentence)
 
     # --- life ---------------------------------------------------------------------------------------
@@ -320,7 +327,7 @@ class Daemon:
             stack.push_async_callback(public.close)
             await asyncio.to_thread(self.desk.open)
             stack.push_async_callback(self.desk.close)
-            parts: list[Part] = [self.journal, *self.cards.values(), *self.units.values(), self.ticker]
+            parts: list[Part] = [self.journal, self.cards, *self.units.values(), self.ticker]
             for part in parts:
                 part.start()
                 stack.push_async_callback(part.close)
@@ -394,13 +401,6 @@ def _decision_file(settings: Settings, clock: Callable[[], float]) -> DecisionFi
         max_bytes=settings.decision_log_bytes,
         wall_offset=lambda: time.time() - clock(),
     )
-
-
-def _card_source(cards: CardPoller) -> SourceView:
-    reading = cards.latest
-    if reading is None:
-        return SourceView(up=False)
-    return SourceView(up=reading.fault is None, read_at=cards.read_at, duration_s=reading.seconds)
 
 
 def _route_names(settings: Settings) -> list[str]:

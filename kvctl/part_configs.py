@@ -61,7 +61,7 @@ def gate_config(settings: Settings, engine: Engine) -> GateConfig:
             late_after_s=min(late, settings.stale_after),
             stale_after_s=settings.stale_after,
             stall_timeout_s=settings.stall_timeout,
-            cards_named=settings.gpus != ("all",),
+            cards_named=settings.gpus not in {("all",), ("auto",)},
         ),
     )
 
@@ -163,6 +163,8 @@ def proxy_config(settings: Settings) -> ProxyConfig:
         header_timeout=settings.header_timeout,
         body_timeout=settings.body_timeout,
         client_write_timeout=settings.client_write_timeout,
+        first_event_peek=settings.first_event_peek,
+        stream_heartbeat=settings.stream_heartbeat,
         base_path=settings.base_path,
         opened=settings.routes_pass,
         admin_opened=settings.routes_admin_pass,

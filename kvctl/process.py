@@ -1,10 +1,12 @@
 """The daemon as a process: made of its settings, run until a signal, with what must be closed after it."""
 
 import asyncio
+import gc
 import logging
 import signal
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 
 import aiohttp
 import uvloop
@@ -16,6 +18,7 @@ from kvctl.core.gate import Gate
 from kvctl.daemon import Daemon
 from kvctl.gpu.base import GpuSource
 from kvctl.gpu.sources import make_source
+from kvctl.gpu.worker import Isolation
 from kvctl.part_configs import authorization, certificates_of, engine_settings
 from kvctl.settings.model import Settings
 from kvctl.settings.surroundings import warnings
@@ -25,6 +28,9 @@ from kvctl.tokens.load import load_counter
 from kvctl.unit import MakeGate
 
 log = logs.get("daemon")
+
+GC_THRESHOLDS = (10_000, 20, 100)  # a request makes hundreds of objects, and hardly a cycle
+SWITCH_S = 0.0005  # a thread that counts a long prompt gives the loop its turn after that
 
 
 async def serve(
@@ -43,7 +49,9 @@ async def serve(
     """
     each, certificates = engine_settings(settings), certificates_of(settings)
     sources = {
-        one.gpus: gpu_source or make_source(one.gpus, timeout_s=settings.gpu_timeout) for one in each.values()
+        one.gpus: gpu_source
+        or make_source(one.gpus, timeout_s=settings.gpu_timeout, isolation=Isolation(settings.nvml_isolation))
+        for one in each.values()
     }
     async with AsyncExitStack() as stack:
         counters = {
@@ -53,7 +61,22 @@ async def serve(
         daemon = Daemon(settings, sources, counters, read, gate=gate, certificates=certificates)
         await stack.enter_async_context(daemon.running())
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, daemon.hang_up)
+        stack.enter_context(_rarely_collected())
         await stop.wait()
+
+
+@contextmanager
+def _rarely_collected() -> Iterator[None]:
+    """What was made at the start stays, and is not walked at each collection; these come less often."""
+    before = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
 
 
 @asynccontextmanager
@@ -93,6 +116,7 @@ def run(settings: Settings, read: Callable[[], Settings] | None = None) -> None:
 
     ``read`` loads the settings again, for a reload.
     """
+    sys.setswitchinterval(SWITCH_S)
     handler = logs.start(settings.log_level, settings.log_format)
     for sentence in warnings(settings):
         logs.event(log, logging.WARNING, "settings", sentence)

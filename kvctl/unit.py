@@ -114,6 +114,7 @@ class Unit:
             models=() if entry is None else entry.models,
             aliases={} if entry is None else entry.aliases,
             tokenizer=settings.tokenizer,
+            drains=settings.engine_drain_on_abort,
         )
         self._tokenizer_check = TokenizerCheck(counter, lambda: self.keeper.gate.models, name)
         self.keeper.observe(self._tokenizer_check, Noted, EngineRestarted)

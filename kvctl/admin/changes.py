@@ -19,6 +19,8 @@ from kvctl.settings.errors import SettingsError
 _OVERRIDE = ("value", "ttl_s", "reason")
 _BYPASS = ("ttl_s", "reason")
 _LEVEL = ("level", "ttl_s", "reason")
+_RELEASE = ("for_s", "reason")
+RELEASE_MAX_S = 3600.0
 
 
 class Changes:
@@ -44,6 +46,7 @@ class Changes:
             web.post("/v1/resume", self._resume),
             web.post("/v1/reload", self._reload),
             web.post("/v1/loglevel", self._level),
+            web.post("/v1/gpu/release", self._release),
         ]
 
     # --- overrides ----------------------------------------------------------------------------------
@@ -140,6 +143,20 @@ class Changes:
         }
         kept = await self._desk.note(who, "loglevel", "level", **told)
         return web.json_response({**shown, "kept": kept})
+
+    async def _release(self, request: web.Request) -> web.Response:
+        body = await body_of(request, _RELEASE, needed="for_s")
+        seconds, reason = body["for_s"], body.get("reason")
+        known = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+        if not known or not 0 <= seconds <= RELEASE_MAX_S:
+            raise ApiError(
+                422, "bad_value", f"for_s = {seconds!r} is not a number of seconds up to {RELEASE_MAX_S:g}"
+            )
+        who = await self._callers.of(request)
+        await self._port.release_cards(float(seconds))
+        told = {} if reason is None else {"reason": str(reason)}
+        kept = await self._desk.note(who, "gpu_release", "gpu", for_s=float(seconds), **told)
+        return web.json_response({"released_s": float(seconds) or None, "kept": kept})
 
 
 def _changed(change: Change) -> web.Response:

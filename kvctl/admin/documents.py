@@ -46,6 +46,7 @@ def status(daemon: DaemonStatus, overrides: Document) -> Document:
         "engines": {name: engine(gate) for name, gate in daemon.engines.items()},
         "gpus": [gpu(sample, daemon.now) for sample in daemon.gpus],
         "gpu_fault": plain(daemon.gpu_fault),
+        "counting": plain(daemon.counting),
         "overrides": overrides,
     }
 
@@ -69,6 +70,22 @@ def gpu(sample: GpuSample, now: float) -> Document:
     shown: Document = plain(sample)
     del shown["at"]
     return shown | {"age_s": round(now - sample.at, 3)}
+
+
+def gpus(daemon: DaemonStatus) -> Document:
+    """Every card, with the engines that it counts for and the processes that compute on it."""
+    details = daemon.cards
+
+    def around(uuid: str) -> Document:
+        engines = [name for name, cards in details.engines.items() if uuid in cards]
+        return {"engines": engines, "processes": plain(details.processes.get(uuid))}
+
+    return {
+        "gpus": [gpu(sample, daemon.now) | around(sample.uuid) for sample in daemon.gpus],
+        "gpu_fault": plain(daemon.gpu_fault),
+        "driver": details.driver,
+        "released_s": None if details.released_s is None else round(details.released_s, 3),
+    }
 
 
 _BUDGET_KEYS = (

@@ -1,7 +1,7 @@
 """What the admin API asks of the daemon. The daemon implements ``AdminPort``; nothing else crosses."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvctl.core.claim import Shape
@@ -9,7 +9,19 @@ from kvctl.core.decisions import DecisionRecord
 from kvctl.core.outcomes import SourceFault
 from kvctl.core.status import GateStatus
 from kvctl.core.telemetry import GpuSample
+from kvctl.gpu.base import CardProcess
 from kvctl.settings.model import Settings
+from kvctl.tokens.base import CountingStatus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardDetails:
+    """What is known around the cards. ``released_s``: how long the driver is let go of; None: it is not."""
+
+    processes: Mapping[str, tuple[CardProcess, ...]] = field(default_factory=dict)  # by card
+    engines: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by engine, cards that count as its
+    driver: str | None = None
+    released_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +36,8 @@ class DaemonStatus:
     engines: Mapping[str, GateStatus]  # by base URL
     gpus: tuple[GpuSample, ...] = ()
     gpu_fault: SourceFault | None = None  # why there is none
+    counting: Mapping[str, CountingStatus] = field(default_factory=dict)  # by engine
+    cards: CardDetails = field(default_factory=CardDetails)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +67,7 @@ class LastReload:
 
 
 class AdminPort(Protocol):
-    """The daemon, as the admin API sees it. But for ``reload``, all answer at once and raise nothing."""
+    """The daemon, as the admin API sees it. But for what is awaited, all answer at once and raise nothing."""
 
     def status(self) -> DaemonStatus:
         """The state of now."""
@@ -65,6 +79,10 @@ class AdminPort(Protocol):
 
     def drain(self, *, draining: bool, engine: str | None = None) -> None:
         """Admit nothing new from now on, or admit again; ``engine``: to that one. What runs goes on."""
+        ...
+
+    async def release_cards(self, seconds: float) -> None:
+        """Let go of the cards' driver for so long; 0: take hold of it again."""
         ...
 
     def outlook(self, shape: Shape) -> Mapping[str, DecisionRecord]:

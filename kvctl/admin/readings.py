@@ -65,8 +65,7 @@ class Readings:
 
     async def _gpus(self, _: web.Request) -> web.Response:
         status = self._port.status()
-        cards = [documents.gpu(sample, status.now) for sample in status.gpus]
-        return _json({"gpus": cards, "gpu_fault": documents.plain(status.gpu_fault)})
+        return _json(documents.gpus(status))
 
     async def _config(self, _: web.Request) -> web.Response:
         return _json(as_document(self._port.settings()))

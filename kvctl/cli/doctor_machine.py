@@ -21,6 +21,7 @@ _CARD_REMEDIES: Mapping[SourceFault, str] = {
     SourceFault.DRIVER_MISMATCH: "reboot or reload the driver: library and kernel module differ",
     SourceFault.NO_PERMISSION: "let this user open /dev/nvidia* (systemd: DeviceAllow, containers: --gpus)",
     SourceFault.NO_DEVICE: "see nvidia-smi -L, and set gpus to the engine's cards",
+    SourceFault.CRASHED: "the driver's library crashes: see dmesg for Xid, and nvidia-smi",
     SourceFault.HUNG: "a card or the driver hangs: see dmesg for Xid",
 }
 _OTHER_PLACE = "run as the service's user, or set another place"
@@ -123,4 +124,10 @@ def _running(status: Mapping[str, Any], settings: Settings) -> Finding:
         return found("daemon", sentence, "see what it says of its engine: kvctl status")
     if status.get("mode") != "active":
         return warned("daemon", sentence, "kvctl undrain")
-    return passed("daemon", sentence)
+    counting = status.get("counting", {})
+    if wrong := [f"{name}: {each['doubted']}" for name, each in counting.items() if each["doubted"]]:
+        text = f"does not use its tokenizer: {'; '.join(wrong)}"
+        return warned("daemon", text, "set tokenizer to the folder of the model that the engine serves")
+    known = [each["known_ratio"] for each in counting.values() if each["known_ratio"] is not None]
+    share = f"; {min(known):.0%} of the text of prompts was counted before" if known else ""
+    return passed("daemon", f"{sentence}{share}")

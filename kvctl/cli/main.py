@@ -21,6 +21,7 @@ VERBS: Mapping[str, tuple[str, str, str]] = MappingProxyType(
         "events": ("kvctl.cli.events", "events", "Decisions and changes, as they happen."),
         "queue": ("kvctl.cli.queue", "queue", "Who waits."),
         "engines": ("kvctl.cli.engines", "engines", "Engines and ranks."),
+        "gpu": ("kvctl.cli.gpu", "gpu", "The cards, and letting go of them."),
         "check": ("kvctl.cli.check", "check", "One line and a status for monitoring."),
         "set": ("kvctl.cli.knobs", "set_knob", "Override a knob for a while."),
         "unset": ("kvctl.cli.knobs", "unset_knob", "End an override."),

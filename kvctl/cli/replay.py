@@ -10,7 +10,16 @@ USUAL_POLICIES = ("none", "static", "kv-gauge", "forecast", "clairvoyant")
 
 
 @click.command()
-@click.argument("trace", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("trace", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "--log",
+    "logs",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="A decision log in place of TRACE; once more for each rotated file.",
+)
+@click.option("--engine", metavar="NAME", help="Whose decisions, where the log is of several engines.")
 @click.option(
     "--policy",
     "policies",
@@ -24,28 +33,28 @@ USUAL_POLICIES = ("none", "static", "kv-gauge", "forecast", "clairvoyant")
 @click.option(
     "--engine-profile",
     "profile",
-    default="8b-24g",
-    show_default=True,
     metavar="NAME|FILE",
-    help="How long an engine step takes: 8b-24g, 8b-h200, 1.5b-shared, tiny-cpu, or JSON as measured.",
+    help=(
+        "How long an engine step takes: 8b-24g, 8b-h200, 1.5b-shared, tiny-cpu, JSON with measured"
+        " coefficients, or (of a log) measured. [8b-24g; of a log: measured]"
+    ),
 )
 @click.option("--capacity-tokens", type=click.IntRange(32), help="KV pool. [the profile's]")
 @click.option("--context", type=click.IntRange(16), help="Context length. [32768, at most the pool]")
 @click.option("--rate", type=click.FloatRange(0, min_open=True), help="Mean arrivals a second. [as recorded]")
 @click.option(
     "--cap",
-    default="4096",
-    show_default=True,
     metavar="exact|none|N",
-    help="Output limit that callers send: what they will get, none at all, or a number.",
+    help=(
+        "Output limit that callers send: what they will get, none at all, or a number."
+        " [4096; of a log: as recorded]"
+    ),
 )
 @click.option(
     "--margin",
     "margins",
-    default="5%",
-    show_default=True,
     metavar="LIST",
-    help="The gate's margin; several, apart by commas, are compared: 5%,8%,12%.",
+    help=("The gate's margin; several, apart by commas, are compared: 5%,8%,12%. [5%; of a log: its last]"),
 )
 @click.option(
     "--prefix-caching/--no-prefix-caching",
@@ -67,7 +76,7 @@ USUAL_POLICIES = ("none", "static", "kv-gauge", "forecast", "clairvoyant")
     help="Whether the gate counts common beginnings once; auto,off compares.",
 )
 @click.option("--start", type=click.IntRange(0), default=0, show_default=True, help="First request.")
-@click.option("--requests", type=click.IntRange(2), default=1500, show_default=True, help="How many.")
+@click.option("--requests", type=click.IntRange(2), help="How many. [1500; of a log: all]")
 @click.option("--ttft", type=click.FloatRange(0, min_open=True), default=2.0, show_default=True, metavar="S")
 @click.option("--itl", type=click.FloatRange(0, min_open=True), default=0.1, show_default=True, metavar="S")
 @click.option("--retries", type=click.IntRange(0, 10), default=2, show_default=True, help="Of each caller.")
@@ -82,9 +91,11 @@ USUAL_POLICIES = ("none", "static", "kv-gauge", "forecast", "clairvoyant")
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write charts to this file.")
 @output_option
 def replay(**asked: object) -> None:
-    """Replay TRACE (CSV, may be gzipped) and compare policies.
+    """Replay TRACE (CSV, may be gzipped) or a decision log, and compare policies.
 
-    TRACE has the columns t_s, input_tokens, output_tokens and may have client_id. The policies forecast and
+    With --log: what would have been, had the margin been another (kvctl replay --log FILE --margin 5%,8%,12%).
+    The traffic, its output limits and the pool are the log's, and the engine is as fast as its answers were;
+    "recorded" is what really happened. TRACE has the columns t_s, input_tokens, output_tokens and may have client_id. The policies forecast and
     static are the daemon's own gate. Goodput counts the requests that were served within --ttft seconds, from
     the first attempt, and --itl seconds per token; callers retry as openai-python does.
     """

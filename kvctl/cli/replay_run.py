@@ -8,39 +8,18 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kvctl.cli.replay import USUAL_POLICIES
+from kvctl.cli.replay_asked import Asked, Staged, fault_of
+from kvctl.cli.replay_log import staged_log
 from kvctl.settings.units import ratio
 from kvctl.sim.replay import Run, Scene
-from kvctl.sim.replay_faults import Fault, parse_fault
 from kvctl.sim.replay_policies import WITH_MARGIN, Spec, find_best, parse_policy, run_policy
-from kvctl.sim.replay_score import Target, document
+from kvctl.sim.replay_score import Target, document, recorded_document
 from kvctl.sim.replay_setup import engine_config, make_scene, read_profile
 from kvctl.sim.trace import read_trace
 
 SEARCH_RUNS = 20  # about what finding the best limit takes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """The options as given."""
-
-    trace: Path
-    policies: Sequence[str] = ()
-    profile: str = "8b-24g"
-    capacity_tokens: int | None = None
-    context: int | None = None
-    rate: float | None = None
-    cap: str = "4096"
-    margins: str = "5%"
-    start: int = 0
-    requests: int | None = 1500
-    ttft: float = 2.0
-    itl: float = 0.1
-    retries: int = 2
-    faults: Sequence[str] = ()
-    prefix_caching: bool | None = None
-    shared_prefix: int = 0
-    prefix_sharing: str = "auto"
-    seed: int = 1
+USUAL_PROFILE, USUAL_CAP, USUAL_MARGIN, USUAL_REQUESTS = "8b-24g", "4096", "5%", 1500
+RECORDED = "recorded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +29,24 @@ class Comparison:
     scene: Scene
     target: Target
     runs: Mapping[str, Run]
+    recorded: Run | None = None  # what the log says of the same callers
+    remarks: Sequence[str] = ()
 
     def document(self) -> dict[str, Mapping[str, float | None]]:
-        """The figures as JSON values."""
-        return {name: document(run, self.target) for name, run in self.runs.items()}
+        """The figures as JSON values; null: unknown, or nothing of the kind happened."""
+        found = {} if self.recorded is None else {RECORDED: recorded_document(self.recorded, self.target)}
+        return found | {name: document(run, self.target) for name, run in self.runs.items()}
 
 
 def compare(asked: Asked) -> Comparison:
     """Run all. Raises ValueError or OSError with a text for the user."""
-    specs = named_specs(asked.policies or USUAL_POLICIES, asked.margins, asked.prefix_sharing)
-    scene = replace(_scene(asked), ttft_s=asked.ttft, itl_s=asked.itl)
+    if bool(asked.logs) == (asked.trace is not None):
+        raise ValueError("give a trace or --log, one of them")
+    staged = staged_log(asked) if asked.logs else Staged(_scene(asked), USUAL_POLICIES, USUAL_MARGIN)
+    specs = named_specs(
+        asked.policies or staged.policies, asked.margins or staged.margin, asked.prefix_sharing
+    )
+    scene = replace(staged.scene, ttft_s=asked.ttft, itl_s=asked.itl)
     target = Target(ttft_s=asked.ttft, itl_s=asked.itl)
     runs: dict[str, Run] = {}
     with _bar() as bar:
@@ -77,7 +64,7 @@ def compare(asked: Asked) -> Comparison:
                 lambda done, task=task: bar.update(task, completed=done),  # type: ignore[misc]
             )
             bar.update(task, completed=len(scene.rows))
-    return Comparison(scene, target, runs)
+    return Comparison(scene, target, runs, staged.recorded, staged.remarks)
 
 
 def named_specs(policies: Sequence[str], margins: str, sharing: str = "auto") -> dict[str, Spec]:
@@ -115,30 +102,25 @@ def _margin(text: str) -> float:
 
 
 def _scene(asked: Asked) -> Scene:
+    if asked.engine is not None:
+        raise ValueError("--engine goes with --log")
     return make_scene(
-        read_trace(asked.trace),
+        read_trace(asked.trace or Path()),
         engine_config(
-            read_profile(asked.profile),
+            read_profile(asked.profile or USUAL_PROFILE),
             asked.capacity_tokens,
             asked.context,
             prefix_caching=asked.shared_prefix > 0 if asked.prefix_caching is None else asked.prefix_caching,
         ),
-        cap=asked.cap,
+        cap=asked.cap or USUAL_CAP,
         rate=asked.rate,
         start=asked.start,
-        requests=asked.requests,
+        requests=asked.requests or USUAL_REQUESTS,
         retries=asked.retries,
         seed=asked.seed,
-        faults=[_fault(text) for text in asked.faults],
+        faults=[fault_of(text) for text in asked.faults],
         shared_prefix=asked.shared_prefix,
     )
-
-
-def _fault(text: str) -> Fault:
-    try:
-        return parse_fault(text)
-    except ValueError as error:
-        raise ValueError(f"fault {text!r}: {error}") from None
 
 
 def _bar() -> Progress:

@@ -1,11 +1,12 @@
 """A comparison on the terminal: the figures, and pool usage over time for each policy."""
 
+from collections.abc import Callable, Mapping
+
 import click
 
 from kvctl.cli.common import paint, table
 from kvctl.cli.replay_run import Comparison
 from kvctl.sim.replay import Run
-from kvctl.sim.replay_score import Figures, figures
 
 WIDTH = 72
 BARS = " ▁▂▃▄▅▆▇█"
@@ -22,32 +23,40 @@ def show_table(found: Comparison) -> None:
         " times in seconds"
     )
     click.echo()
-    results = {name: figures(run, target) for name, run in found.runs.items()}
-    click.echo(table([_row(name, one) for name, one in results.items()]))
+    click.echo(table([_row(name, one) for name, one in found.document().items()]))
     click.echo()
+    for remark in found.remarks:
+        click.echo(remark)
     for name, run in found.runs.items():
         click.echo(f"{paint(name, bold=True)}: KV usage, peak in each {scene.seconds / WIDTH:.3g} s")
         click.echo(f"  {spark(run, scene.seconds)}")
 
 
-def _row(name: str, one: Figures) -> dict[str, str]:
-    return {
-        "POLICY": name,
-        "GOOD/S": f"{one.goodput_rps:.2f}",
-        "GOOD": f"{one.goodput_frac:.1%}",
-        "DONE": str(one.completed),
-        "REFUSED": str(one.refused),
-        "PREEMPTED": str(one.preemptions),
-        "TTFT P50": _seconds(one.ttft_p50_s),
-        "TTFT P99": _seconds(one.ttft_p99_s),
-        "TPOT P99": _seconds(one.tpot_p99_s),
-        "KV USED": f"{one.kv_usage_mean:.0%}",
-        "RETRY OK": "-" if one.retry_success_frac is None else f"{one.retry_success_frac:.0%}",
-    }
+def _row(name: str, one: Mapping[str, float | None]) -> dict[str, str]:
+    shown = {"POLICY": name}
+    return shown | {title: form(one[key]) for title, (key, form) in _COLUMNS.items()}
+
+
+def _form(spec: str) -> Callable[[float | None], str]:
+    return lambda value: "-" if value is None else format(value, spec)
 
 
 def _seconds(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}" if value < 1 else f"{value:.1f}"
+
+
+_COLUMNS: Mapping[str, tuple[str, Callable[[float | None], str]]] = {
+    "GOOD/S": ("goodput_rps", _form(".2f")),
+    "GOOD": ("goodput_frac", _form(".1%")),
+    "DONE": ("completed", _form("d")),
+    "REFUSED": ("refused", _form("d")),
+    "PREEMPTED": ("preemptions", _form("d")),
+    "TTFT P50": ("ttft_p50_s", _seconds),
+    "TTFT P99": ("ttft_p99_s", _seconds),
+    "TPOT P99": ("tpot_p99_s", _seconds),
+    "KV USED": ("kv_usage_mean", _form(".0%")),
+    "RETRY OK": ("retry_success_frac", _form(".0%")),
+}
 
 
 def spark(run: Run, seconds: float, width: int = WIDTH) -> str:

@@ -52,6 +52,7 @@ def page(document: Document) -> list[str]:
         *(list(_engine(name, gate)) for name, gate in engines.items()),
         table(list(_ranks(engines))).splitlines(),
         table([_gpu(card) for card in gpus]).splitlines(),
+        _counting(document),
         _config(document),
         wrapped(override_lines(document["overrides"])),
     ]
@@ -103,6 +104,18 @@ def _engine(name: str, gate: Document) -> Iterator[str]:
 
 def _pair(one: str, its: str, other: str, others: str) -> str:
     return f"  {one:<12}{its:<22}{other:<15}{others}"
+
+
+def _counting(document: Document) -> list[str]:
+    """Only where a tokenizer is not the one that the engine runs."""
+    doubts = {name: each["doubted"] for name, each in document.get("counting", {}).items()}
+    return wrapped(
+        [
+            paint(f"the tokenizer is not that of {name}: {why}; it is not used", fg="red")
+            for name, why in doubts.items()
+            if why
+        ]
+    )
 
 
 def _config(document: Document) -> list[str]:

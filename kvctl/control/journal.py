@@ -18,7 +18,10 @@ from kvctl.core.decisions import DecisionRecord, Entry, Ring, Story
 from kvctl.core.events import BudgetChanged, Command, EngineRestarted, Noted, StateChanged
 
 Document = dict[str, Any]
-KINDS = ("decision", "end", "budget", "state", "restart", "note", "override", "traffic", "reload", "level")
+KINDS = (
+    *("decision", "end", "budget", "state", "restart", "note"),
+    *("override", "traffic", "reload", "level", "gpu"),
+)
 
 
 class Journal:

@@ -84,7 +84,7 @@ class Budget:
     @property
     def binding_term(self) -> Pressure | None:
         """The term that holds the budget down, None when none does."""
-        term = min(self.pressure, key=lambda name: self.pressure[name], default=None)
+        term = min(self.pressure, key=self.pressure.__getitem__, default=None)
         return term if term is not None and self.pressure[term] < 1.0 else None
 
 

@@ -138,8 +138,8 @@ def claim(shape: Shape, limits: Limits) -> Claim:
     prompts = shape.prompts
     if not shape.exact and limits.context is not None:
         prompts = tuple(min(prompt, limits.context) for prompt in prompts)
-    outputs = tuple(allowed_output(shape, prompt, limits) for prompt in prompts)
-    each = (round_up(p + m, limits.block) for p, m in zip(prompts, outputs, strict=True))
+    outputs = tuple([allowed_output(shape, prompt, limits) for prompt in prompts])
+    each = [round_up(p + m, limits.block) for p, m in zip(prompts, outputs, strict=True)]
     return Claim(
         prompts=prompts,
         outputs=outputs,
@@ -154,9 +154,9 @@ def never_fits(shape: Shape, limits: Limits) -> NeverFits | None:
     """The proof that no state of the engine could ever serve ``shape``, or None."""
     if not shape.exact:
         return None
-    proofs = [rule(shape, limits) for rule in (_beyond_context, _beyond_max_context, _beyond_capacity)]
+    proofs = [proof for rule in _RULES if (proof := rule(shape, limits)) is not None]
     # The tightest limit is the one to name: a caller who obeys another is refused again.
-    return min((proof for proof in proofs if proof is not None), key=lambda p: p.limit_tokens, default=None)
+    return min(proofs, key=lambda proof: proof.limit_tokens) if proofs else None
 
 
 def _beyond_context(shape: Shape, limits: Limits) -> NeverFits | None:
@@ -195,6 +195,9 @@ def _beyond_capacity(shape: Shape, limits: Limits) -> NeverFits | None:
     if needed <= limits.rank_capacity:
         return None
     return _proof(RejectReason.CAPACITY, shape, needed, limits.rank_capacity, limits)
+
+
+_RULES = (_beyond_context, _beyond_max_context, _beyond_capacity)
 
 
 def _proof(reason: RejectReason, shape: Shape, needed: int, limit: int, limits: Limits) -> NeverFits:

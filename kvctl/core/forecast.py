@@ -20,7 +20,7 @@ from collections.abc import Callable, Hashable, Sequence
 from functools import cache
 from itertools import zip_longest
 from math import sqrt
-from operator import add, mul, neg, sub
+from operator import add, mul, sub
 from typing import Any
 
 from kvctl.core.claim import Claim, round_up
@@ -187,6 +187,16 @@ def _plus(one: Curve, other: Curve) -> Curve:
     )
 
 
+def _minus(whole: Curve, part: Curve) -> Curve:
+    """``part`` taken off a sum that it is in."""
+    shared = len(part.means)
+    return Curve(
+        [*map(sub, whole.means, part.means), *whole.means[shared:]],
+        [*map(sub, whole.spreads, part.spreads), *whole.spreads[shared:]],
+        [*map(sub, whole.squares, part.squares), *whole.squares[shared:]],
+    )
+
+
 class Forecast:
     """The sum of the curves of all leases, rebuilt every tick; between ticks curves are put on and taken off.
 
@@ -197,6 +207,7 @@ class Forecast:
         self._curves: dict[Any, Curve] = {}
         self._sum = Curve([], [], [])
         self._peak: float | None = 0.0
+        self._tried: tuple[Curve, Curve, Curve, float] | None = None  # sum, candidate, both, their peak
 
     def rebuild(self, curves: dict[Any, Curve]) -> None:
         """Replace all curves."""
@@ -207,8 +218,12 @@ class Forecast:
     def add(self, key: Hashable, one: Curve) -> None:
         """Put on the curve of a lease just admitted."""
         self._curves[key] = one
-        self._sum = _plus(self._sum, one)
-        self._peak = None
+        tried = self._tried
+        if tried is not None and tried[0] is self._sum and tried[1] is one:
+            self._sum, self._peak = tried[2], tried[3]
+        else:
+            self._sum, self._peak = _plus(self._sum, one), None
+        self._tried = None
 
     def remove(self, key: Hashable) -> float:
         """Take off the curve of a lease that ended; returns by how much the peak fell, in KV tokens."""
@@ -220,8 +235,7 @@ class Forecast:
         """Put ``one`` in the place of what stands under ``key``, if anything does; None: nothing."""
         old = self._curves.pop(key, None)
         if old is not None:
-            off = Curve(*(list(map(neg, column)) for column in (old.means, old.spreads, old.squares)))
-            self._sum = _plus(self._sum, off) if self._curves else Curve([], [], [])
+            self._sum = _minus(self._sum, old) if self._curves else Curve([], [], [])
             self._peak = None
         if one is not None:
             self.add(key, one)
@@ -238,5 +252,8 @@ class Forecast:
         return self._peak
 
     def peak_with(self, candidate: Curve) -> float:
-        """Forecast peak were ``candidate`` admitted too."""
-        return _plus(self._sum, candidate).peak()
+        """Forecast peak were ``candidate`` admitted too; if it then is, nothing is summed anew."""
+        both = _plus(self._sum, candidate)
+        peak = both.peak()
+        self._tried = self._sum, candidate, both, peak
+        return peak

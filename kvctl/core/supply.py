@@ -27,6 +27,7 @@ _QUALITY = {
     CapacitySource.PLAN: "estimated by the planner's low end: the engine reports none",
     CapacitySource.FALLBACK: "fallback, the engine reports none",
 }
+_TERMS = (Pressure.PREEMPTION, Pressure.GPU_MEMORY, Pressure.TELEMETRY, Pressure.RANKS)
 _MAYBE_ANOTHER_PROCESS = frozenset({EngineState.STARTING, EngineState.UNREACHABLE})
 
 
@@ -75,6 +76,7 @@ class Supply:
         self._planned: int | None = None
         self._last_told: Capacity | None = None
         self.capacity = self._read_capacity()
+        self._made_of: tuple[float, ...] = ()
         self.budget = self._read_budget()
         self._told = self.budget
         self.reason = BudgetReason.STEADY
@@ -230,6 +232,8 @@ class Supply:
         """State and budget follow what is known now; tells what changed."""
         told = self._state_news(now)
         before, self.budget = self.budget, self._read_budget()
+        if self.budget is before:
+            return told
         reason = reason_of_change(before, self.budget)
         if reason is not BudgetReason.STEADY:
             self.reason = reason
@@ -333,10 +337,17 @@ class Supply:
         )
 
     def _read_budget(self) -> Budget:
-        pressure = {
-            Pressure.PREEMPTION: self._preemption.value,
-            Pressure.GPU_MEMORY: self._memory.value,
-            Pressure.TELEMETRY: self._telemetry.value,
-            Pressure.RANKS: self._ranks.value,
-        }
+        """The same object as before while nothing moved: this is asked at each arrival."""
+        made_of = (
+            self.capacity.total,
+            self.margin_ratio,
+            self._preemption.value,
+            self._memory.value,
+            self._telemetry.value,
+            self._ranks.value,
+        )
+        if made_of == self._made_of:
+            return self.budget
+        self._made_of = made_of
+        pressure = dict(zip(_TERMS, made_of[2:], strict=True))
         return budget_of(self.capacity.total, self.margin_ratio, pressure)

@@ -274,7 +274,9 @@ class SurvivalModel:
         ``allowed`` is its cap, where nothing but the cap could have cut it.
         """
         for level in _levels(key):
-            history = self._histories.pop(level, None) or LengthHistory()
+            history = self._histories.pop(level, None)
+            if history is None:
+                history = LengthHistory()
             self._histories[level] = history  # the dict's order is that of the last answers
             history.add(output_tokens, finished=finished)
             if allowed is not None:
@@ -351,6 +353,7 @@ class SurvivalModel:
         return hazards
 
 
-def _levels(key: Key) -> list[Key]:
+@lru_cache(maxsize=MOST_CLASSES)
+def _levels(key: Key) -> tuple[Key, ...]:
     """The class itself and its parents: (model, route, tenant), (model, route), (model,)."""
-    return [key[:n] for n in range(len(key), 0, -1)]
+    return tuple([key[:n] for n in range(len(key), 0, -1)])

@@ -1,4 +1,4 @@
-"""``python -m kvctl.gpu.child SELECTOR...``: NVML in a process of its own, asked over stdin, answered on stdout.
+"""``python -m kvctl.gpu.child SELECTOR...``: NVML in a process of its own, asked and answered over pipes.
 
 It ends when nobody asks any more (end of stdin, or its parent's death), and by nothing else: a stop signal
 to the whole service is its parent's to act upon. What the driver's library prints goes to stderr.

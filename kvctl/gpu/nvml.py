@@ -94,7 +94,7 @@ class NvmlSource:
         return ()
 
     async def close(self) -> None:
-        """Give the driver back and end the worker; one that hangs is left behind. A later read starts anew."""
+        """Give the driver back and end the worker; one that hangs is left. A later read starts anew."""
         async with self._lock:
             worker, self._worker = self._worker, None
             if worker is not None:

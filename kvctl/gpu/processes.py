@@ -9,7 +9,7 @@ from typing import Any
 
 from kvctl.core.outcomes import Absence
 from kvctl.gpu.base import CardProcess
-from kvctl.gpu.binding import SESSION_LOST, Nvml, NvmlFailure
+from kvctl.gpu.binding import SESSION_LOST, Code, Nvml, NvmlFailure
 from kvctl.gpu.select import Card, CardState
 
 _MOST_BYTES = 1 << 60  # above: an "all ones" for "not available"
@@ -25,7 +25,7 @@ def read_processes(nvml: Nvml, cards: Iterable[Card]) -> tuple[Found, dict[str, 
         if card.state is not CardState.PRESENT:
             continue
         try:
-            raw = nvml.call("nvmlDeviceGetComputeRunningProcesses", card.handle)
+            raw = _running(nvml, card.handle)
         except NvmlFailure as failure:
             if failure.code in SESSION_LOST:
                 raise
@@ -33,6 +33,16 @@ def read_processes(nvml: Nvml, cards: Iterable[Card]) -> tuple[Found, dict[str, 
         else:
             found[card.uuid] = tuple(_process(each) for each in raw)
     return found, absent
+
+
+def _running(nvml: Nvml, handle: object) -> Any:
+    """With the call of drivers from 515 on, or its forerunner."""
+    try:
+        return nvml.call("nvmlDeviceGetComputeRunningProcesses_v3", handle)
+    except NvmlFailure as failure:
+        if failure.code != Code.FUNCTION_NOT_FOUND:
+            raise
+    return nvml.call("nvmlDeviceGetComputeRunningProcesses_v2", handle)
 
 
 def _process(raw: Any) -> CardProcess:

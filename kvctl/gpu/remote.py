@@ -89,7 +89,8 @@ class ProcessWorker:
             if process.stdin is None or not self.alive:
                 raise WorkerGoneError(self._end())
             number = next(self._numbers)
-            future = self._pending[number] = asyncio.get_running_loop().create_future()
+            future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+            self._pending[number] = future
             try:
                 process.stdin.write(written(Question(number=number, what=what, wait_ms=wait_ms)))
                 return await future

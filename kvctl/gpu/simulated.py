@@ -5,6 +5,7 @@
 as a process of its own. The file is JSON: ``{"total_bytes": N, "free_bytes": N, "lost": false}``.
 """
 
+import asyncio
 import json
 import os
 import time
@@ -15,6 +16,7 @@ from typing import Any
 from kvctl.core.outcomes import Absence, SourceFault
 from kvctl.core.telemetry import GpuSample
 from kvctl.gpu.base import GpuReading
+from kvctl.gpu.faults import CardEvent
 
 NAME = "simulated card"
 UUID = "GPU-00000000-0000-0000-0000-000000000000"
@@ -84,6 +86,11 @@ class SimulatedCard:
         """One sample of the card."""
         return GpuReading(samples=(_sample(self.uuid, self._clock(), _state(self)),))
 
+    async def pause(self, seconds: float) -> tuple[CardEvent, ...]:
+        """Nothing happens of itself."""
+        await asyncio.sleep(seconds)
+        return ()
+
     async def close(self) -> None:
         """Nothing is held."""
 
@@ -109,6 +116,11 @@ class FollowedCard:
         except ValueError as error:
             return GpuReading(fault=SourceFault.UNPARSABLE, detail=f"{self._path}: {error}")
         return GpuReading(samples=(_sample(UUID, started, state),), seconds=self._clock() - started)
+
+    async def pause(self, seconds: float) -> tuple[CardEvent, ...]:
+        """Nothing happens of itself."""
+        await asyncio.sleep(seconds)
+        return ()
 
     async def close(self) -> None:
         """Nothing is held."""

@@ -5,6 +5,7 @@ instance alone; without a number it concerns every instance of its card.
 Law 8: a card whose events cannot be had is watched without them, and ``absent`` has the word for it.
 """
 
+import contextlib
 import ctypes
 from collections.abc import Sequence
 
@@ -47,13 +48,16 @@ class EventWatch:
     def _register(self, handle: object) -> None:
         try:
             kinds = int(self._nvml.call("nvmlDeviceGetSupportedEventTypes", handle)) & _WANTED
-            if not kinds:
-                raise NvmlFailure(Code.NOT_SUPPORTED, "nvmlDeviceGetSupportedEventTypes")
-            self._nvml.call("nvmlDeviceRegisterEvents", handle, kinds, self._set)
+            if kinds:
+                self._nvml.call("nvmlDeviceRegisterEvents", handle, kinds, self._set)
         except NvmlFailure as failure:
-            self.absent.update((card.uuid, failure.absence) for card in self._of(handle))
+            why: Absence | None = failure.absence
         else:
+            why = None if kinds else Absence.NOT_SUPPORTED
+        if why is None:
             self.usable = True
+        else:
+            self.absent.update((card.uuid, why) for card in self._of(handle))
 
     def _of(self, handle: object) -> list[Card]:
         return [card for card in self._cards if _address(_whole(card)) == _address(handle)]
@@ -76,10 +80,8 @@ class EventWatch:
         """Give the set back."""
         self.usable = False
         if self._set is not None:
-            try:
+            with contextlib.suppress(NvmlFailure):  # what went away needs no end
                 self._nvml.call("nvmlEventSetFree", self._set)
-            except NvmlFailure:
-                pass  # what went away needs no end
             self._set = None
 
     def _event(self, raw: object) -> CardEvent:

@@ -8,8 +8,6 @@ decides.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from enum import StrEnum
 
 from kvctl.core.outcomes import (
     BudgetReason,
@@ -24,37 +22,48 @@ from kvctl.core.outcomes import (
     Priority,
     ProxyFault,
     RejectReason,
+    SourceFault,
 )
 from kvctl.core.overrides import Knob
+from kvctl.gpu.faults import EventKind
 from kvctl.gpu.readings import THROTTLE_OTHER, THROTTLE_WORDS
+from kvctl.metrics.spec import (
+    GAP_SECONDS,
+    LATENCY_SECONDS,
+    LEASE_SECONDS,
+    OPEN,
+    OWN_SECONDS,
+    RATIO,
+    RETRY_SECONDS,
+    TOKENS,
+    Kind,
+    Spec,
+    counter,
+    gauge,
+    histogram,
+)
 from kvctl.tokens.base import CountMethod
 from kvctl.tokens.calibration import Witness
 from kvctl.tokens.source import Why
 
+__all__ = [
+    "CARD_FAULTS", "CATALOG", "DIRECTIONS", "DISCONNECT_PHASES", "MODES", "OPEN", "OTHER", "OUTCOMES",
+    "SECTIONS", "SOURCES", "UPSTREAM_ERRORS", "Kind", "Spec",
+]  # fmt: skip
 
-class Kind(StrEnum):
-    """The Prometheus type."""
-
-    GAUGE = "gauge"
-    COUNTER = "counter"
-    HISTOGRAM = "histogram"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spec:
-    """One metric. ``labels`` maps a label to all of its values, or to () where the site decides them."""
-
-    name: str
-    kind: Kind
-    help: str
-    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    buckets: tuple[float, ...] = ()  # upper bounds, without +Inf
-
-
-OPEN: tuple[str, ...] = ()
 OTHER = "other"
 
 SOURCES = ("nvml", "engine_metrics")
+CARD_FAULTS = (
+    SourceFault.LIBRARY_MISSING,
+    SourceFault.DRIVER_MISMATCH,
+    SourceFault.NO_PERMISSION,
+    SourceFault.NO_DEVICE,
+    SourceFault.HUNG,
+    SourceFault.CRASHED,
+    SourceFault.RELEASED,
+    SourceFault.FAILED,
+)
 MODES = ("active", "draining", "bypass")
 OUTCOMES = (
     *EndReason,
@@ -70,133 +79,95 @@ UPSTREAM_ERRORS = ("connect", "broken", "timeout", "status", OTHER)
 DISCONNECT_PHASES = ("request", "waiting", "streaming", OTHER)
 DIRECTIONS = ("up", "down")
 
-# Bucket edges stand on the objectives that people set: TTFT 0.5 s and 2 s, inter-token 30 ms and 100 ms.
-OWN_SECONDS = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
-LATENCY_SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0)
-GAP_SECONDS = (0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-LEASE_SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
-RETRY_SECONDS = (1.0, 2.0, 3.0, 5.0, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0)
-TOKENS = (
-    1.0,
-    8.0,
-    32.0,
-    64.0,
-    128.0,
-    256.0,
-    512.0,
-    1024.0,
-    2048.0,
-    4096.0,
-    8192.0,
-    16384.0,
-    32768.0,
-    131072.0,
-)
-RATIO = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-
 _ENGINE = {"engine": OPEN}
 _RANK = {"engine": OPEN, "rank": OPEN}
 _GPU = {"gpu": OPEN}
 
 
-def _gauge(name: str, text: str, labels: Mapping[str, tuple[str, ...]] | None = None) -> Spec:
-    return Spec(name=name, kind=Kind.GAUGE, help=text, labels=labels or {})
-
-
-def _counter(name: str, text: str, labels: Mapping[str, tuple[str, ...]] | None = None) -> Spec:
-    return Spec(name=name, kind=Kind.COUNTER, help=text, labels=labels or {})
-
-
-def _histogram(
-    name: str, text: str, buckets: tuple[float, ...], labels: Mapping[str, tuple[str, ...]] | None = None
-) -> Spec:
-    return Spec(name=name, kind=Kind.HISTOGRAM, help=text, labels=labels or {}, buckets=buckets)
-
-
 _BUDGET = (
-    _gauge(
+    gauge(
         "kvctl_budget_tokens",
         "KV tokens that the gate may let be in use: capacity x (1 - margin) x pressure.",
         _ENGINE,
     ),
-    _gauge(
+    gauge(
         "kvctl_capacity_tokens",
         "Usable KV tokens of all ranks; a guess while kvctl_capacity_known is 0.",
         _ENGINE,
     ),
-    _gauge(
+    gauge(
         "kvctl_capacity_known",
         "1 if the engine or the operator told the capacity, 0 if it is the plan's or the fallback.",
         _ENGINE,
     ),
-    _gauge(
+    gauge(
         "kvctl_capacity_source",
         "1 for who says how large the pool is, 0 for the others.",
         {**_ENGINE, "source": tuple(CapacitySource)},
     ),
-    _gauge(
+    gauge(
         "kvctl_headroom_tokens",
         "Budget less forecast peak; negative after the budget fell below what runs.",
         _ENGINE,
     ),
-    _gauge("kvctl_forecast_peak_tokens", "Highest KV occupancy expected of what is in flight.", _ENGINE),
-    _gauge("kvctl_held_tokens", "KV tokens that the leases hold now, by the ledger.", _ENGINE),
-    _gauge("kvctl_claimed_tokens", "Worst-case KV tokens of the leases.", _ENGINE),
-    _gauge(
+    gauge("kvctl_forecast_peak_tokens", "Highest KV occupancy expected of what is in flight.", _ENGINE),
+    gauge("kvctl_held_tokens", "KV tokens that the leases hold now, by the ledger.", _ENGINE),
+    gauge("kvctl_claimed_tokens", "Worst-case KV tokens of the leases.", _ENGINE),
+    gauge(
         "kvctl_forecast_exceeded_ratio",
         "Share of looks at which leases held more than the forecast's bound 64 decode steps before.",
         _ENGINE,
     ),
-    _gauge(
+    gauge(
         "kvctl_forecast_error_ratio",
         "What leases held against the forecast's mean 64 decode steps before: above it, or below (negative).",
         _ENGINE,
     ),
-    _gauge(
+    gauge(
         "kvctl_unattributed_tokens",
         "KV tokens in use on the engine that no lease explains: traffic past the gate.",
         _ENGINE,
     ),
-    _gauge(
+    gauge(
         "kvctl_shared_prefix_tokens",
         "KV tokens that the leases hold together less than each for itself: common beginnings counted once.",
         _ENGINE,
     ),
-    _gauge("kvctl_leases", "Requests admitted and not ended.", _ENGINE),
-    _gauge("kvctl_margin_ratio", "Share of capacity that on-call keeps free.", _ENGINE),
-    _gauge(
+    gauge("kvctl_leases", "Requests admitted and not ended.", _ENGINE),
+    gauge("kvctl_margin_ratio", "Share of capacity that on-call keeps free.", _ENGINE),
+    gauge(
         "kvctl_pressure_ratio",
         "Factor that each term puts on the budget; the least counts.",
         {**_ENGINE, "term": tuple(Pressure)},
     ),
-    _gauge(
+    gauge(
         "kvctl_binding_limit",
         "1 for the limit that is nearest to its end, 0 for the others.",
         {**_ENGINE, "limit": tuple(Limit)},
     ),
-    _gauge("kvctl_prefill_backlog_tokens", "Prompt tokens admitted whose first token has not come.", _ENGINE),
-    _gauge(
+    gauge("kvctl_prefill_backlog_tokens", "Prompt tokens admitted whose first token has not come.", _ENGINE),
+    gauge(
         "kvctl_prefill_rate_tokens_per_second",
         "Prompt tokens that the engine takes in a second when busy; absent until known.",
         _ENGINE,
     ),
-    _gauge(
+    gauge(
         "kvctl_decode_limit_sequences",
         "Sequences that may decode at once for the inter-token target; absent while there is no limit.",
         _ENGINE,
     ),
-    _gauge(
+    gauge(
         "kvctl_slot_limit_sequences",
         "Sequences that the engine runs at once, set or inferred; absent until known.",
         _ENGINE,
     ),
-    _gauge(
+    gauge(
         "kvctl_drain_rate_tokens_per_second",
         "KV tokens that ending leases free a second; absent until known.",
         _ENGINE,
     ),
-    _gauge("kvctl_context_tokens", "The engine's context length; absent until known.", _ENGINE),
-    _counter(
+    gauge("kvctl_context_tokens", "The engine's context length; absent until known.", _ENGINE),
+    counter(
         "kvctl_budget_changes_total",
         "Changes of the budget by more than a hundredth of capacity, or because capacity or margin changed.",
         {**_ENGINE, "direction": DIRECTIONS, "reason": tuple(BudgetReason)},
@@ -204,129 +175,129 @@ _BUDGET = (
 )
 
 _ADMISSION = (
-    _counter(
+    counter(
         "kvctl_requests_total", "Requests answered, by how it ended.", {"route": OPEN, "outcome": OUTCOMES}
     ),
-    _counter("kvctl_admissions_total", "Requests that the gate let in.", _ENGINE),
-    _counter(
+    counter("kvctl_admissions_total", "Requests that the gate let in.", _ENGINE),
+    counter(
         "kvctl_choices_total",
         "Requests that were sent to this engine's gate of several, by why to this one.",
         {**_ENGINE, "reason": tuple(ChoiceReason)},
     ),
-    _counter(
+    counter(
         "kvctl_rejections_total",
         "Requests that the gate refused, by why.",
         {**_ENGINE, "reason": tuple(RejectReason)},
     ),
-    _counter(
+    counter(
         "kvctl_shadow_rejections_total",
         "Requests let in that would have been refused were decisions enforced on them, by why.",
         {**_ENGINE, "reason": tuple(RejectReason)},
     ),
-    _gauge("kvctl_enforce_ratio", "Share of the requests on which decisions are enforced.", _ENGINE),
-    _gauge(
+    gauge("kvctl_enforce_ratio", "Share of the requests on which decisions are enforced.", _ENGINE),
+    gauge(
         "kvctl_accept_ratio",
         "Share of the requests of the last seconds that was let in; absent while nobody asked.",
         _ENGINE,
     ),
-    _counter(
+    counter(
         "kvctl_queued_total",
         "Requests that began to wait, by what stood in their way.",
         {**_ENGINE, "reason": tuple(RejectReason)},
     ),
-    _gauge("kvctl_queue_requests", "Requests that wait.", {**_ENGINE, "priority": tuple(Priority)}),
-    _gauge("kvctl_queue_bytes", "Bodies held of requests that wait.", _ENGINE),
-    _histogram(
+    gauge("kvctl_queue_requests", "Requests that wait.", {**_ENGINE, "priority": tuple(Priority)}),
+    gauge("kvctl_queue_bytes", "Bodies held of requests that wait.", _ENGINE),
+    histogram(
         "kvctl_queue_wait_seconds",
         "Time in the queue, whatever became of the request.",
         LATENCY_SECONDS,
         {**_ENGINE, "priority": tuple(Priority)},
     ),
-    _counter(
+    counter(
         "kvctl_tenant_decisions_total",
         "Decisions by tenant: the first twenty of the settings by name, the rest as other.",
         {**_ENGINE, "tenant": OPEN, "decision": (Decision.ADMIT, Decision.REJECT_LATER)},
     ),
-    _gauge(
+    gauge(
         "kvctl_tenant_in_flight_tokens",
         "KV tokens that the tenant's requests in flight are charged.",
         {**_ENGINE, "tenant": OPEN},
     ),
-    _gauge(
+    gauge(
         "kvctl_tenant_used_token_seconds",
         "KV tokens x seconds that the tenant used of late, divided by its weight.",
         {**_ENGINE, "tenant": OPEN},
     ),
-    _counter(
+    counter(
         "kvctl_leases_ended_total", "Leases that ended, by how.", {**_ENGINE, "reason": tuple(EndReason)}
     ),
-    _histogram("kvctl_retry_after_seconds", "Retry-After told with refusals.", RETRY_SECONDS, _ENGINE),
-    _histogram("kvctl_lease_seconds", "From admission to the end of the lease.", LEASE_SECONDS, _ENGINE),
-    _histogram(
+    histogram("kvctl_retry_after_seconds", "Retry-After told with refusals.", RETRY_SECONDS, _ENGINE),
+    histogram("kvctl_lease_seconds", "From admission to the end of the lease.", LEASE_SECONDS, _ENGINE),
+    histogram(
         "kvctl_output_tokens",
         "Output tokens of answers that came to their end (finished or capped).",
         TOKENS,
         _ENGINE,
     ),
-    _histogram(
+    histogram(
         "kvctl_claim_error_ratio",
         "KV tokens held at the end over those claimed, of answers that came to their end.",
         RATIO,
         _ENGINE,
     ),
-    _histogram("kvctl_decision_seconds", "From a counted request to the gate's decision on it.", OWN_SECONDS),
-    _histogram(
+    histogram("kvctl_decision_seconds", "From a counted request to the gate's decision on it.", OWN_SECONDS),
+    histogram(
         "kvctl_token_count_seconds",
         "Time to count a request's prompt tokens.",
         OWN_SECONDS,
         {"method": tuple(CountMethod)},
     ),
-    _counter(
+    counter(
         "kvctl_token_count_fallbacks_total",
         "Counts that a method could not make exactly, and left to the next.",
         {"method": tuple(CountMethod), "reason": tuple(Why)},
     ),
-    _gauge("kvctl_token_count_waiting", "Counts that are queued or under way."),
-    _gauge(
+    gauge("kvctl_token_count_waiting", "Counts that are queued or under way."),
+    gauge(
         "kvctl_token_count_error_ratio",
         "Tokens that the local tokenizer miscounted, over true ones, in the last 20 comparisons.",
     ),
-    _counter(
+    counter(
         "kvctl_token_count_samples_total",
         "Comparisons of a local count with what the engine told, by who told and whether both agree.",
         {"witness": tuple(Witness), "verdict": ("equal", "differs")},
     ),
-    _counter(
+    counter(
         "kvctl_token_count_characters_total",
         "Characters of prompts for the local tokenizer: tokenised, or spared as their tokens were known.",
         {"outcome": ("tokenised", "spared")},
     ),
-    _gauge(
+    gauge(
         "kvctl_tokenizer_doubted",
         "1 while the local tokenizer counts other than the engine, and is not used.",
     ),
 )
 
 _DATA_PLANE = (
-    _counter(
+    counter(
         "kvctl_proxy_faults_total",
         "Faults on the data plane, of callers, engine or kvctl.",
         {"fault": tuple(ProxyFault)},
     ),
-    _histogram(
+    histogram(
         "kvctl_upstream_ttft_seconds",
         "From a request's arrival to the first byte of its answer, of answers that came to their end.",
         LATENCY_SECONDS,
     ),
-    _histogram(
+    histogram(
         "kvctl_upstream_inter_token_seconds",
         "Mean time between the tokens of a streamed answer, one observation an answer.",
         GAP_SECONDS,
     ),
-    _counter(
+    counter(
         "kvctl_upstream_errors_total", "Failures of the engine on the data plane.", {"kind": UPSTREAM_ERRORS}
     ),
-    _counter(
+    counter(
         "kvctl_client_disconnects_total",
         "Clients that left before their answer was whole.",
         {"phase": DISCONNECT_PHASES},
@@ -334,73 +305,83 @@ _DATA_PLANE = (
 )
 
 _TELEMETRY = (
-    _gauge("kvctl_telemetry_up", "1 if the last reading of the source succeeded.", {"source": SOURCES}),
-    _gauge(
+    gauge("kvctl_telemetry_up", "1 if the last reading of the source succeeded.", {"source": SOURCES}),
+    gauge(
         "kvctl_telemetry_timestamp_seconds",
         "Unix time of the last good reading; absent before the first.",
         {"source": SOURCES},
     ),
-    _gauge("kvctl_telemetry_read_duration_seconds", "How long the last reading took.", {"source": SOURCES}),
-    _gauge(
+    gauge("kvctl_telemetry_read_duration_seconds", "How long the last reading took.", {"source": SOURCES}),
+    gauge(
         "kvctl_engine_state",
         "1 for the state that the gate believes the engine is in.",
         {**_ENGINE, "state": tuple(EngineState)},
     ),
-    _counter(
+    counter(
         "kvctl_engine_state_changes_total",
         "Changes of the engine's state, by the state entered.",
         {**_ENGINE, "state": tuple(EngineState)},
     ),
-    _counter("kvctl_engine_restarts_total", "Restarts of the engine seen in its telemetry.", _ENGINE),
-    _gauge("kvctl_engine_capacity_tokens", "Usable KV tokens of the rank.", _RANK),
-    _gauge(
+    counter("kvctl_engine_restarts_total", "Restarts of the engine seen in its telemetry.", _ENGINE),
+    gauge("kvctl_engine_capacity_tokens", "Usable KV tokens of the rank.", _RANK),
+    gauge(
         "kvctl_engine_kv_usage_ratio", "Share of the rank's KV pool in use, as the engine measures it.", _RANK
     ),
-    _gauge("kvctl_engine_running", "Requests that the engine runs.", _RANK),
-    _gauge("kvctl_engine_waiting", "Requests that wait inside the engine.", _RANK),
-    _counter("kvctl_engine_preemptions_total", "Preemptions, as the engine counts them.", _RANK),
+    gauge("kvctl_engine_running", "Requests that the engine runs.", _RANK),
+    gauge("kvctl_engine_waiting", "Requests that wait inside the engine.", _RANK),
+    counter("kvctl_engine_preemptions_total", "Preemptions, as the engine counts them.", _RANK),
 )
 
 _CARDS = (
-    _gauge("kvctl_gpu_memory_total_bytes", "Memory of the card or instance.", _GPU),
-    _gauge("kvctl_gpu_memory_free_bytes", "Memory that nobody holds.", _GPU),
-    _gauge(
+    gauge("kvctl_gpu_memory_total_bytes", "Memory of the card or instance.", _GPU),
+    gauge("kvctl_gpu_memory_free_bytes", "Memory that nobody holds.", _GPU),
+    gauge(
         "kvctl_gpu_memory_used_bytes",
         "Memory in use; with the driver's own reserve where that is not told apart.",
         _GPU,
     ),
-    _gauge("kvctl_gpu_memory_reserved_bytes", "The driver's own reserve.", _GPU),
-    _gauge("kvctl_gpu_temperature_celsius", "Temperature of the chip.", _GPU),
-    _gauge(
+    gauge("kvctl_gpu_memory_reserved_bytes", "The driver's own reserve.", _GPU),
+    gauge("kvctl_gpu_temperature_celsius", "Temperature of the chip.", _GPU),
+    gauge(
         "kvctl_gpu_throttled",
         "1 if the clocks are held down for the reason.",
         {**_GPU, "reason": (*THROTTLE_WORDS.values(), THROTTLE_OTHER)},
     ),
-    _counter(
+    counter(
         "kvctl_gpu_ecc_uncorrected_errors_total",
         "Uncorrected memory errors since the driver was loaded.",
         _GPU,
     ),
-    _gauge("kvctl_gpu_lost", "1 if the card fell off the bus.", _GPU),
-    _gauge("kvctl_gpu_info", "1; which card it is.", {**_GPU, "index": OPEN, "name": OPEN}),
+    counter(
+        "kvctl_gpu_events_total",
+        "What the driver told of the card by itself: Xid and memory errors, by what they mean.",
+        {**_GPU, "kind": tuple(EventKind)},
+    ),
+    counter(
+        "kvctl_gpu_read_faults_total",
+        "Times that reading the cards began to fail, by why.",
+        {"fault": (*CARD_FAULTS, OTHER)},
+    ),
+    gauge("kvctl_gpu_lost", "1 if the card fell off the bus.", _GPU),
+    gauge("kvctl_gpu_info", "1; which card it is.", {**_GPU, "index": OPEN, "name": OPEN}),
 )
 
 _DAEMON = (
-    _histogram("kvctl_tick_seconds", "Time of one control tick.", OWN_SECONDS),
-    _counter("kvctl_ticks_overrun_total", "Ticks that took longer than their interval."),
-    _histogram("kvctl_event_loop_lag_seconds", "How late the event loop woke the control tick.", OWN_SECONDS),
-    _gauge("kvctl_override_active", "1 if on-call has overridden the knob.", {"knob": tuple(Knob)}),
-    _gauge(
+    histogram("kvctl_tick_seconds", "Time of one control tick.", OWN_SECONDS),
+    counter("kvctl_ticks_overrun_total", "Ticks that took longer than their interval."),
+    histogram("kvctl_event_loop_lag_seconds", "How late the event loop woke the control tick.", OWN_SECONDS),
+    gauge("kvctl_override_active", "1 if on-call has overridden the knob.", {"knob": tuple(Knob)}),
+    gauge(
         "kvctl_override_expiry_timestamp_seconds",
         "Unix time when the override ends; absent without one.",
         {"knob": tuple(Knob)},
     ),
-    _gauge("kvctl_config_reload_success", "1 if the last reload of the settings went well."),
-    _gauge("kvctl_config_revision", "Counts the reloads that changed something, from 1 at the start."),
-    _counter("kvctl_decision_log_dropped_total", "Records that did not get into the decision log's file."),
-    _gauge("kvctl_mode", "1 for the mode that the gate is in.", {**_ENGINE, "mode": MODES}),
-    _gauge("kvctl_policy", "1 for the policy in force.", {**_ENGINE, "policy": tuple(Policy)}),
-    _gauge("kvctl_build_info", "1; which kvctl it is.", {"version": OPEN, "python": OPEN}),
+    gauge("kvctl_config_reload_success", "1 if the last reload of the settings went well."),
+    gauge("kvctl_config_revision", "Counts the reloads that changed something, from 1 at the start."),
+    counter("kvctl_decision_log_dropped_total", "Records that did not get into the decision log's file."),
+    gauge("kvctl_mode", "1 for the mode that the gate is in.", {**_ENGINE, "mode": MODES}),
+    gauge("kvctl_policy", "1 for the policy in force.", {**_ENGINE, "policy": tuple(Policy)}),
+    gauge("kvctl_build_info", "1; which kvctl it is.", {"version": OPEN, "python": OPEN}),
 )
 
 SECTIONS: Mapping[str, tuple[Spec, ...]] = {

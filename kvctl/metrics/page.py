@@ -7,6 +7,7 @@ Law 9: every label value that is not the site's is of a closed set; a word from 
 import platform
 import time
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -24,10 +25,11 @@ from kvctl.core.events import (
     StateChanged,
 )
 from kvctl.core.ledger import EndedLease
-from kvctl.core.outcomes import ChoiceReason, Decision, EndReason, Priority, ProxyFault
+from kvctl.core.outcomes import ChoiceReason, Decision, EndReason, Priority, ProxyFault, SourceFault
 from kvctl.core.overrides import Override
 from kvctl.core.status import GateStatus
 from kvctl.gpu.base import GpuReading
+from kvctl.gpu.faults import CardEvent
 from kvctl.metrics.catalog import CATALOG, OTHER, SOURCES, Kind
 from kvctl.metrics.instruments import Counter, Histogram
 from kvctl.metrics.views import (
@@ -102,6 +104,16 @@ class Metrics:
         self._histograms = {
             name: Histogram(spec) for name, spec in CATALOG.items() if spec.kind is Kind.HISTOGRAM
         }
+        self._counts: dict[type[Command], Callable[[str, Any], None]] = {
+            Admit: self._admitted,
+            Queued: self._queued,
+            LeftQueue: lambda engine, command: self._waited(engine, command.priority, command.waited_s),
+            Reject: self._rejected,
+            LeaseEnded: lambda engine, command: self._lease_ended(engine, command.record),
+            BudgetChanged: self._budget_changed,
+            StateChanged: self._state_changed,
+            EngineRestarted: self._restarted,
+        }
         for instrument in self._instruments():
             instrument.present()
         for route in sorted(self._routes):
@@ -125,25 +137,23 @@ class Metrics:
 
     def observe(self, engine: str, command: Command) -> None:
         """Count a command of the engine's gate."""
-        match command:
-            case Admit():
-                self._admitted(engine, command)
-            case Queued():
-                self._counters["kvctl_queued_total"].add(engine, command.reason)
-            case LeftQueue():
-                self._waited(engine, command.priority, command.waited_s)
-            case Reject():
-                self._rejected(engine, command)
-            case LeaseEnded():
-                self._lease_ended(engine, command.record)
-            case BudgetChanged():
-                self._budget_changed(engine, command)
-            case StateChanged():
-                self._counters["kvctl_engine_state_changes_total"].add(engine, command.after)
-            case EngineRestarted():
-                self._counters["kvctl_engine_restarts_total"].add(engine)
-            case _:
-                pass  # a note has its line in the log
+        count = self._counts.get(type(command))
+        if count is not None:  # a note has its line in the log
+            count(engine, command)
+
+    def card_seen(self, uuid: str) -> None:
+        """A card is read for the first time: its counters at 0."""
+        self._counters["kvctl_gpu_events_total"].present(uuid)
+
+    def card_event(self, event: CardEvent) -> None:
+        """The driver told of something."""
+        for uuid in event.uuids:
+            self._counters["kvctl_gpu_events_total"].add(uuid, event.kind)
+
+    def cards_failing(self, fault: SourceFault) -> None:
+        """Reading the cards began to fail."""
+        name = "kvctl_gpu_read_faults_total"
+        self._counters[name].add(_closed(name, "fault", fault))
 
     def ticked(self, tick_s: float, lag_s: float, *, overrun: bool) -> None:
         """A control tick took ``tick_s`` and began ``lag_s`` late."""
@@ -201,6 +211,16 @@ class Metrics:
             self._counters["kvctl_shadow_rejections_total"].add(engine, command.shadow)
         self._waited(engine, command.priority, command.waited_s)
         self._of_tenant(engine, command.tenant, Decision.ADMIT)
+
+    def _queued(self, engine: str, command: Queued) -> None:
+        self._counters["kvctl_queued_total"].add(engine, command.reason)
+
+    def _state_changed(self, engine: str, command: StateChanged) -> None:
+        self._counters["kvctl_engine_state_changes_total"].add(engine, command.after)
+
+    def _restarted(self, engine: str, command: EngineRestarted) -> None:
+        del command
+        self._counters["kvctl_engine_restarts_total"].add(engine)
 
     def _waited(self, engine: str, priority: Priority, waited_s: float | None) -> None:
         if waited_s is not None:

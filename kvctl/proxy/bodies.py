@@ -13,7 +13,7 @@ from typing import Any
 
 from kvctl.core.claim import Shape
 from kvctl.engines.base import Engine, Form, Route
-from kvctl.proxy.jsonbody import read_object
+from kvctl.proxy import jsonbody
 from kvctl.proxy.limits import BadRequest, Fields
 from kvctl.proxy.logprobs import too_many_logprobs
 from kvctl.proxy.readers import READERS, audio
@@ -86,7 +86,7 @@ class Reader:
             return self._parsed(route, audio.as_body(form), counted)
         if self._facts.strict and sent.lower().split(";", maxsplit=1)[0] != "application/json":
             return _WRONG_TYPE
-        data = read_object(body)
+        data = await jsonbody.read(body)
         if isinstance(data, BadRequest):
             return data
         if bad := too_many_logprobs(data, self._max_logprobs):

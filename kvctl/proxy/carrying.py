@@ -10,7 +10,9 @@ from kvctl.proxy import errors, headers
 from kvctl.proxy.cors import Origins
 from kvctl.proxy.errors import Answer
 from kvctl.proxy.exchange import Exchange
+from kvctl.proxy.first_event import refusal_in
 from kvctl.proxy.flow import Relayed
+from kvctl.proxy.heartbeat import Heartbeat
 from kvctl.proxy.intake import Hold
 from kvctl.proxy.relay import ClientStalledError, ClientStream, Written, sever
 from kvctl.proxy.response import ConnectError, Headers, Response, UpstreamError, UpstreamTimeoutError
@@ -77,11 +79,27 @@ class Carrier:
             raise relayed.error
         exchange.status = relayed.response.status
         stream.flush()
-        await stream.follow()
+        await self._follow(relayed)
         if relayed.error is None:
             return Written(exchange.status, keep_alive=stream.keep_alive)
         self._count(relayed.error)
         return await self.break_off(exchange, _BROKE)
+
+    async def _follow(self, relayed: Relayed) -> None:
+        seconds = self._config.stream_heartbeat
+        if not seconds or not relayed.stream.event_stream:
+            await relayed.stream.follow()
+            return
+        heartbeat = Heartbeat(relayed, seconds)
+        try:
+            await relayed.stream.follow()
+        finally:
+            heartbeat.close()
+
+    async def refusal_in(self, response: Response) -> Answer | None:
+        """The engine's refusal inside a 200 stream, where it is looked for."""
+        patience = self._config.first_event_peek
+        return await refusal_in(response, patience) if patience else None
 
     async def break_off(self, exchange: Exchange, message: str) -> Written:
         """Let the client see that the answer is not whole: an error event where one fits, then a reset."""

@@ -113,7 +113,9 @@ class Metered(Relayed):
 
     def data(self, data: bytes) -> None:
         """More of the body: first to the client, then to the books."""
-        super().data(data)
+        if self.first_byte_at is None:
+            self.first_byte_at = self._clock()
+        self.stream.data(data)
         if self._watch is not None:
             self._watch = self._watch.feed(data)
         try:
@@ -155,8 +157,7 @@ def end_reason(found: Findings, error: UpstreamError | None) -> EndReason:
 def _sniffer_of(response: Response) -> Sniffer:
     if response.status != 200:
         return NoSniffer()
-    values = {name.lower(): value for name, value in response.headers}
-    return sniffer_for(values.get(b"content-type", b""), values.get(b"content-encoding", b""))
+    return sniffer_for(response.content_type, response.content_encoding)
 
 
 class Flight:

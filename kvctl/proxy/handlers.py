@@ -8,8 +8,9 @@ Law 5: bytes pass unchanged: the original body goes up, the engine's answer come
 import asyncio
 import json
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from itertools import count
+from typing import Any, TypeVar
 
 from aiohttp import web
 
@@ -30,11 +31,12 @@ from kvctl.proxy.limits import BadRequest
 from kvctl.proxy.passing import Passing, not_served
 from kvctl.proxy.planning import Plan, Planner, Reading
 from kvctl.proxy.relay import ClientStalledError, Written, sever
-from kvctl.proxy.response import ConnectError, UpstreamError, UpstreamTimeoutError
+from kvctl.proxy.response import ConnectError, Response, UpstreamError, UpstreamTimeoutError
 from kvctl.proxy.routes import HEALTHZ, Action, Match
 from kvctl.proxy.seams import Backend, ProxyConfig, ProxyMetrics, Readiness
 
 log = logs.get("proxy")
+T = TypeVar("T")
 
 _JSON = ("Content-Type", "application/json")
 _CUT = "the server is shutting down; this answer was cut off and is not complete"
@@ -147,7 +149,8 @@ class Handler:
             hold.body = reading.body
             left = left.without(way.backend)
             with verdict as lease:
-                done = await self._run(exchange, way, lease, hold, last=left is None)
+                run = self._run(exchange, way, lease, hold, last=left is None)
+                done = await (self._to_the_end(run) if way.backend.drains else run)
             if isinstance(exchange.relayed, Metered):
                 way.backend.reader.learn(reading.parsed, exchange.relayed.prompt_tokens)
             if done is not None:
@@ -192,9 +195,7 @@ class Handler:
         self.idle.clear()
         try:
             response = await carrier.ask(exchange, way.backend, hold, way.lane.rank)
-            stream = carrier.stream(exchange, response)
-            exchange.relayed = Metered(response, stream, self._clock, lease, self._watch(exchange, way))
-            return await carrier.relay(exchange, exchange.relayed)
+            return await self._relay(exchange, way, lease, response)
         except UpstreamError as error:
             timed_out = isinstance(error, UpstreamTimeoutError)
             _end(exchange, lease, EndReason.TIMEOUT if timed_out else EndReason.ENGINE_ERROR)
@@ -220,6 +221,23 @@ class Handler:
                 response.abort()
             if isinstance(exchange.relayed, Metered):
                 exchange.end = exchange.relayed.end
+
+    async def _relay(self, exchange: Exchange, way: Way, lease: LeaseHandle, response: Response) -> Written:
+        if refusal := await self._carrier.refusal_in(response):
+            _end(exchange, lease, EndReason.ENGINE_REFUSED)
+            return exchange.answer(refusal)
+        stream = self._carrier.stream(exchange, response)
+        exchange.relayed = Metered(response, stream, self._clock, lease, self._watch(exchange, way))
+        return await self._carrier.relay(exchange, exchange.relayed)
+
+    async def _to_the_end(self, run: Coroutine[Any, Any, T]) -> T:
+        """A client that leaves is not told to the engine: its answer is read on, and the lease kept."""
+        task = asyncio.create_task(run, name="kvctl-drained-answer")
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            await _over(task)
+            raise
 
     def _watch(self, exchange: Exchange, way: Way) -> IdWatch | None:
         """Of several engines, remember which one keeps a stored response."""
@@ -251,6 +269,17 @@ def _count_once(metrics: ProxyMetrics, plan: Plan) -> None:
     """Bodies that were read for several engines at once were counted once."""
     for parsed in {id(reading.parsed): reading.parsed for reading in plan.readings}.values():
         metrics.counted(parsed.count_method, parsed.count_seconds)
+
+
+async def _over(task: "asyncio.Task[Any]") -> None:
+    """Return when ``task`` is over; whoever cancels this cancels it."""
+    try:
+        await asyncio.wait({task})
+    except asyncio.CancelledError:
+        task.cancel()
+        await asyncio.wait({task})
+    if not task.cancelled():
+        task.exception()
 
 
 def _end(exchange: Exchange, lease: LeaseHandle, reason: EndReason) -> None:

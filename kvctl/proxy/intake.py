@@ -15,6 +15,7 @@ from kvctl.proxy.seams import ProxyConfig, ProxyMetrics
 
 _CLOSE = ("Connection", "close")
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_LEAST_RATE = 16 * 1024  # bytes a second, or a few idlers could hold all the memory that bodies may take
 
 
 class AnswerError(Exception):
@@ -81,6 +82,9 @@ class Intake:
         if not hold.grow(declared):
             raise self._no_memory(api)
         content = request.content
+        if not declared and not _is_plainly_framed(request):
+            self._metrics.fault(ProxyFault.MALFORMED_HTTP)
+            raise AnswerError(errors.malformed_http("its Transfer-Encoding is not chunked alone", 501))
         if not content.is_eof():
             self._invite(request)
             hold.body = await self._read_on(request, api, hold)
@@ -93,13 +97,16 @@ class Intake:
         """BytesIO grows in place and hands its one buffer out: no copy is made at the end."""
         buffer, size = io.BytesIO(), 0
         loop = asyncio.get_running_loop()
+        patience = self.config.body_timeout
+        began = loop.time()
         try:
-            async with asyncio.timeout(self.config.body_timeout) as timer:
+            async with asyncio.timeout(patience) as timer:
                 while chunk := await request.content.readany():
                     size += len(chunk)
                     self._charge(size, api, hold)
                     buffer.write(chunk)
-                    timer.reschedule(loop.time() + self.config.body_timeout)
+                    slowest = began + patience + size / _LEAST_RATE
+                    timer.reschedule(min(loop.time() + patience, slowest))
         except TimeoutError:
             self._metrics.fault(ProxyFault.BODY_TIMEOUT)
             raise AnswerError(self._timed_out(api)) from None
@@ -139,9 +146,18 @@ class Intake:
         return AnswerError(Answer(answer.status, (*_without_retry(answer), *later, _CLOSE), answer.body))
 
     def _timed_out(self, api: Api) -> Answer:
-        message = f"The request body did not come: silence for {self.config.body_timeout:g} s. Send it again."
+        message = (
+            f"The request body did not come: silence for {self.config.body_timeout:g} s, or less than "
+            f"{_LEAST_RATE // 1024} KiB/s in all. Send it again."
+        )
         answer = _plain(api, 408, message, "timeout_error", "body_timeout")
         return Answer(answer.status, (*_without_retry(answer), _CLOSE), answer.body)
+
+
+def _is_plainly_framed(request: web.BaseRequest) -> bool:
+    """Whether a body without a length is in chunks alone: what is coded besides cannot be passed on."""
+    coding = request.headers.get("Transfer-Encoding")
+    return coding is None or coding.strip().lower() == "chunked"
 
 
 def _plain(api: Api, status: int, message: str, kind: str, code: str) -> Answer:

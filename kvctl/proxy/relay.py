@@ -20,6 +20,7 @@ from aiohttp import web
 from kvctl.proxy import headers
 from kvctl.proxy.errors import Answer
 from kvctl.proxy.response import Response
+from kvctl.proxy.sniffer import media_type
 
 _LAST_CHUNK = b"0\r\n\r\n"
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
@@ -109,10 +110,17 @@ def _write(request: web.BaseRequest, data: bytes) -> None:
 class ClientStream:
     """Writes one answer of the engine to the client. ``patience``: seconds of client_write_timeout."""
 
+    __slots__ = (
+        "_blocked", "_chunked", "_held", "_patience", "_protocol", "_request", "_response", "_writer",
+        "event_stream", "keep_alive",
+    )  # fmt: skip
+
     def __init__(
         self, request: web.BaseRequest, response: Response, request_id: str, patience: float
     ) -> None:
         self._request = request
+        self._protocol = request.protocol
+        self._writer = request.writer
         self._response = response
         self._patience = patience
         self._blocked = False
@@ -120,7 +128,7 @@ class ClientStream:
         known = response.length is not None and not response.chunked
         self._chunked = not bodyless and not known and request.version >= (1, 1)
         self.keep_alive = bool(request.keep_alive) and (bodyless or known or self._chunked)
-        self.event_stream = _is_event_stream(response)
+        self.event_stream = media_type(response.content_type) == b"text/event-stream"
         self._held = self._head(request_id, keep_length=known)
 
     def _head(self, request_id: str, *, keep_length: bool) -> bytes:
@@ -150,11 +158,26 @@ class ClientStream:
             data = b"%x\r\n%b\r\n" % (len(data), data)
         if self._held:
             data, self._held = self._held + data, b""
-        _write(self._request, data)
-        if self._request.protocol.writing_paused and not self._blocked:
+        protocol = self._protocol
+        transport = protocol.transport
+        if transport is not None and not transport.is_closing():
+            self._writer.output_size += len(data)
+            transport.write(data)
+        if protocol.writing_paused and not self._blocked:
             self._blocked = True
             self._response.pause()
             self._response.nudge()
+
+    @property
+    def sent(self) -> int:
+        """Bytes written so far."""
+        return self._writer.output_size
+
+    def remark(self, comment: bytes) -> None:
+        """Put ``comment`` into an event stream whose end is open, as long as its client keeps up."""
+        open_ended = self.event_stream and (self._chunked or not self.keep_alive)
+        if open_ended and not (self._blocked or self._response.finished):
+            self.data(comment)
 
     def finish(self) -> None:
         """The answer is whole."""
@@ -204,11 +227,6 @@ def _seen(drained: asyncio.Task[None]) -> None:
     """A connection that was lost while it was waited for: aiohttp cancels the handler too, that is enough."""
     if not drained.cancelled():
         drained.exception()
-
-
-def _is_event_stream(response: Response) -> bool:
-    kinds = [value for name, value in response.headers if name.lower() == b"content-type"]
-    return bool(kinds) and kinds[-1].partition(b";")[0].strip().lower() == b"text/event-stream"
 
 
 async def sever(request: web.BaseRequest, patience: float = _FLUSH_PATIENCE) -> None:

@@ -6,6 +6,7 @@ is an error, never an end.
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Protocol
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
@@ -88,6 +89,8 @@ class Response:
         "_waiter",
         "answered",
         "chunked",
+        "content_encoding",
+        "content_type",
         "error",
         "finished",
         "has_head",
@@ -115,6 +118,7 @@ class Response:
         self.headers: Headers = []
         self.length: int | None = None  # the declared Content-Length
         self.chunked = False
+        self.content_type = self.content_encoding = b""  # as sent; the last of several
 
     # --- for the user ---
 
@@ -142,6 +146,12 @@ class Response:
             await self._wait()
         if not self.has_head:
             raise self.error or BrokenError("no answer")
+
+    async def peek(self, enough: Callable[[bytes], bool]) -> bytes:
+        """The body's first bytes, once they are ``enough`` or the answer is over. Nothing of it is taken."""
+        while not (self.finished or enough(b"".join(self._early))):
+            await self._wait()
+        return b"".join(self._early)
 
     def nudge(self) -> None:
         """Let ``wait`` return once."""
@@ -173,18 +183,23 @@ class Response:
     def feed(self, data: bytes) -> None:
         """Bytes came."""
         self.answered = True
+        size = len(data)
         error = self._parse(data)
         pieces = self._pieces
         if pieces:
             self._pieces = []
-            self._deliver(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+            data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            if self._sink is not None:
+                self._sink.data(data)
+            else:
+                self._keep_early(data)
         if self._complete:
             self.finish(None)
         elif error is not None:
             self.finish(error)
             self._connection.abort()
         elif not self.has_head:
-            self._bound_head(len(data))
+            self._bound_head(size)
 
     def end_of_stream(self, cause: Exception | None) -> None:
         """The engine closed: an end only where the framing was "until close" and the close was clean."""
@@ -272,6 +287,10 @@ class Response:
                 self.length = int(value)  # the parser let digits through only
             elif lower == b"transfer-encoding":
                 self.chunked = value.lower().rpartition(b",")[2].strip() == b"chunked"
+            elif lower == b"content-type":
+                self.content_type = value
+            elif lower == b"content-encoding":
+                self.content_encoding = value
         bodyless = self._head_only or self.status in (204, 304)
         self._framed = bodyless or self.chunked or self.length is not None
         self._keep = self._framed and bool(self._parser.should_keep_alive())
@@ -286,12 +305,10 @@ class Response:
             self.finish(BrokenError("the engine's headers are too large"))
             self._connection.abort()
 
-    def _deliver(self, data: bytes) -> None:
-        if self._sink is not None:
-            self._sink.data(data)
-            return
+    def _keep_early(self, data: bytes) -> None:
         self._early.append(data)
         self._early_size += len(data)
+        self._wake()
         if self._early_size > _EARLY_LIMIT:
             self.pause()
 

@@ -69,6 +69,8 @@ class ProxyConfig:
     body_timeout: float = 60.0  # of silence
     client_write_timeout: float = 60.0  # without the client taking a byte
     keepalive_timeout: float = 75.0
+    first_event_peek: float = 0.0  # most that a stream's head is held for its first event; 0: not at all
+    stream_heartbeat: float = 0.0  # silence of an event stream until a comment is sent; 0: never
     tokenize_concurrency: int = 16  # of passed POST routes such as /tokenize
     base_path: str = ""
     opened: tuple[str, ...] = ()  # routes.pass
@@ -92,7 +94,7 @@ class Backend:
 
     ``models`` are the names that the operator says it serves; empty: as it says itself. ``tokenizer`` is what
     its reader counts with: bodies are read once for engines that read them alike. ``lanes`` is never empty;
-    its owner may change what is in it.
+    its owner may change what is in it. ``drains``: an answer is read to its end though its client has left.
     """
 
     upstream: Upstream
@@ -103,6 +105,7 @@ class Backend:
     models: tuple[str, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
     tokenizer: str = ""
+    drains: bool = False
 
     @property
     def serving(self) -> bool:

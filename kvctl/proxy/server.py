@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, cast
 
-from aiohttp import http_exceptions, web
+from aiohttp import HttpVersion11, http_exceptions, web
 
 from kvctl import logs
 from kvctl.core.outcomes import ProxyFault
@@ -149,6 +149,9 @@ class ClientServer(web.Server):
             raise TypeError("a connection that is not of this server")
         connection.owing_since, connection.serving = None, True
         try:
+            if request.version > HttpVersion11:
+                self._metrics.fault(ProxyFault.MALFORMED_HTTP)
+                return Unwritten(errors.malformed_http("it is of a version that is not spoken here", 505))
             return await self._handler(request)
         finally:
             connection.serving = False

@@ -6,6 +6,7 @@ of each API say is told by ``proxy.dialects``.
 """
 
 import re
+from functools import lru_cache
 from typing import Protocol
 
 import msgspec
@@ -39,6 +40,12 @@ class Sniffer(Protocol):
 # --- event streams ----------------------------------------------------------------------------------
 
 
+def _is_plain_event(data: bytes) -> bool:
+    """Whether it is one event in one line, as nearly all are that come alone."""
+    end = len(data) - 2
+    return data.startswith(b"data: ") and data.find(b"\n") == end <= MAX_EVENT and data.endswith(b"\n")
+
+
 class StreamSniffer:
     """Reads a server-sent event stream. Lines may end in LF, CRLF or CR."""
 
@@ -62,6 +69,9 @@ class StreamSniffer:
         if self._skip_lf or b"\r" in data:
             data = self._plain_line_ends(data)
         tail = self._tail
+        if not (tail or self._skipping) and _is_plain_event(data):
+            self._events.read(data[6:-2])
+            return self.found.tokens - before
         if tail or self._skipping:
             start = max(len(tail) - 1, 0)
             tail += data
@@ -206,11 +216,17 @@ class NoSniffer:
         """Nothing was read."""
 
 
+@lru_cache(maxsize=256)
+def media_type(content_type: bytes) -> bytes:
+    """The type alone, in lower case, of a Content-Type as sent."""
+    return content_type.partition(b";")[0].strip().lower()
+
+
 def sniffer_for(content_type: bytes, content_encoding: bytes) -> Sniffer:
     """The reader for an answer's headers (both values as sent, empty when absent)."""
-    if content_encoding.strip().lower() not in (b"", b"identity"):
+    if content_encoding and content_encoding.strip().lower() not in (b"", b"identity"):
         return NoSniffer()
-    kind = content_type.partition(b";")[0].strip().lower()
+    kind = media_type(content_type)
     if kind == b"text/event-stream":
         return StreamSniffer()
     return JsonSniffer() if kind.endswith((b"/json", b"+json")) else NoSniffer()

@@ -185,7 +185,7 @@ class Settings(BaseSettings):
     header_timeout: t.Duration = Field(default=10.0, ge=10 * MS, le=HOUR)
     """Time a caller has to send the headers."""
     body_timeout: t.Duration = Field(default=60.0, ge=10 * MS, le=HOUR)
-    """Time a caller has to send the body."""
+    """Longest silence in a body; one slower than 16 KiB/s in all counts as silent."""
     connect_timeout: t.Duration = Field(default=5.0, ge=10 * MS, le=5 * MIN)
     """Deadline of connecting to the engine."""
     client_write_timeout: t.Duration = Field(default=60.0, ge=10 * MS, le=HOUR)
@@ -200,11 +200,13 @@ class Settings(BaseSettings):
     """Time that running answers have to end when kvctl stops."""
 
     gpus: t.Gpus = ("all",)
-    """The engine's cards; name them where others run: of all, one broken among good ones closes nothing."""
+    """The engine's cards; name them where others run, or auto: by its processes, if kvctl may see those."""
     gpu_interval: t.Duration = Field(default=1.0, ge=10 * MS, le=MIN)
     """How often the cards are read."""
     gpu_timeout: t.Duration = Field(default=2.0, ge=10 * MS, le=MIN)
     """Deadline of one reading of the cards."""
+    nvml_isolation: t.NvmlIsolation = "process"
+    """Where the driver's library is called; in a thread, a crash inside it ends kvctl."""
     gpu_guard: t.Size = Field(default=GIB, ge=0, le=TIB)
     """Free memory of a card below which pressure is put on the budget."""
 

@@ -16,7 +16,7 @@ from kvctl.settings.engines import EngineEntry, read_entries, show_entries
 from kvctl.settings.tenants import TenantEntry, read_tenants, show_tenants
 
 _ONE_WORD = re.compile(r"[!-~]+").fullmatch
-_CARD = r"(?i)^(all|none|\d+|(GPU|MIG)-[0-9a-z/-]+|([0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}(\.[0-7])?)$"
+_CARD = r"(?i)^(all|auto|none|\d+|(GPU|MIG)-[0-9a-z/-]+|([0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}(\.[0-7])?)$"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def _listed(given: object) -> object:
 
 
 def _cards(given: tuple[str, ...]) -> tuple[str, ...]:
-    if len(set(given)) < len(given) or (len(given) > 1 and {"all", "none"}.intersection(given)):
+    if len(set(given)) < len(given) or (len(given) > 1 and {"all", "auto", "none"}.intersection(given)):
         raise ValueError("names a card twice")
     return given
 
@@ -164,7 +164,7 @@ Gpus = Annotated[
     Field(min_length=1),
     AfterValidator(_cards),
     *_LIST,
-    Form("cards", "all, none, or a list of indexes, UUIDs or PCI ids"),
+    Form("cards", "all, auto, none, or a list of indexes, UUIDs or PCI ids"),
 ]
 Engine = Annotated[
     Literal["auto", "vllm", "tgi", "sglang", "llamacpp", "sim"],
@@ -180,6 +180,7 @@ LogLevel = Annotated[
 ]
 LogFormat = Annotated[Literal["text", "json"], _WORD, Form("format", "text or json")]
 MetricsView = Annotated[MetricsViewWord, _WORD, Form("word", "engine or gate")]
+NvmlIsolation = Annotated[Literal["process", "thread"], _WORD, Form("word", "process or thread")]
 RankPinning = Annotated[Literal["auto", "off"], _WORD, Form("switch", "auto or off")]
 Isolation = Annotated[Literal["thread", "process"], _WORD, Form("word", "thread or process")]
 PrefixSharing = Annotated[Literal["auto", "off"], _WORD, Form("switch", "auto or off")]

@@ -83,5 +83,10 @@ def document(run: Run, target: Target) -> Mapping[str, float | None]:
     return {name: getattr(found, name) for name in Figures.__slots__}
 
 
+def recorded_document(run: Run, target: Target) -> Mapping[str, float | None]:
+    """The figures of calls that really were made: what only the engine knows is unknown."""
+    return {**document(run, target), **dict.fromkeys(("preemptions", "recomputed_frac", "kv_usage_mean"))}
+
+
 def _quantile(calls: list[Call], of: Callable[[Call], float | None], share: float) -> float | None:
     return quantile([value for call in calls if (value := of(call)) is not None], share)

@@ -40,7 +40,7 @@ class Row:
 
 def read_trace(path: Path) -> list[Row]:
     """All rows in order of arrival. Raises TraceError, or OSError where the file cannot be read."""
-    with _opened(path) as file:
+    with opened(path) as file:
         reader = csv.DictReader(file)
         missing = [name for name in NEEDED if name not in (reader.fieldnames or ())]
         if missing:
@@ -85,7 +85,8 @@ def that_fit(rows: Sequence[Row], context_tokens: int) -> list[Row]:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[TextIO]:
+def opened(path: Path) -> Iterator[TextIO]:
+    """The text of a file, plain or gzipped."""
     with path.open("rb") as raw:
         packed = raw.read(2) == b"\x1f\x8b"
     if packed:

@@ -36,6 +36,24 @@ class Count:
         return self.method is not CountMethod.BOUND
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountingStatus:
+    """How an engine's prompts are counted now.
+
+    ``doubted``: why the local tokenizer is not used; "": it is, or there is none. ``error_ratio``: tokens
+    miscounted over true ones in the last comparisons with the engine; None: nothing was compared.
+    ``compared``: comparisons so far. ``known_ratio``: of the characters of prompts, those whose tokens were
+    known already; None: nothing was counted locally. ``splits``: whether counts of parts are kept.
+    """
+
+    method: CountMethod
+    doubted: str
+    error_ratio: float | None
+    compared: int
+    known_ratio: float | None
+    splits: bool
+
+
 class Counter(Protocol):
     """Counts prompts. Neither method raises on odd input: the answer is then a byte bound."""
 

@@ -14,7 +14,7 @@ from collections import Counter as Tally
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from kvctl.tokens.base import Count, CountMethod
+from kvctl.tokens.base import Count, CountingStatus, CountMethod
 from kvctl.tokens.begin import prefixes_of
 from kvctl.tokens.bound import SPECIALS_PER_TEXT, chat_bound, text_bound
 from kvctl.tokens.calibration import Calibration, Witness
@@ -71,6 +71,19 @@ class ChainCounter:
         """Whether the local tokenizer counts other than the engine, and is not used."""
         return self.calibration.doubted
 
+    def status(self) -> CountingStatus:
+        """How counting goes."""
+        found, own = self.calibration, self._own
+        seen = 0 if own is None else own.tally.spared + own.tally.tokenised
+        return CountingStatus(
+            method=self.method,
+            doubted=found.why,
+            error_ratio=found.error_ratio,
+            compared=found.samples.total(),
+            known_ratio=own.tally.spared / seen if own is not None and seen else None,
+            splits=own is not None and own.keeps,
+        )
+
     @property
     def own(self) -> OwnTokenizer | None:
         """The local tokenizer; None: there is none."""
@@ -106,7 +119,13 @@ class ChainCounter:
             return counted
         media = int(media_tokens * self.media_scale)
         with_media = tuple(tokens + media for tokens in counted.prompts)
-        return Count(prompts=with_media, method=CountMethod.BOUND, seconds=counted.seconds, media=media)
+        usual = body.get("mm_processor_kwargs") is None  # larger ones by a caller's wish are no lesson
+        return Count(
+            prompts=with_media,
+            method=CountMethod.BOUND,
+            seconds=counted.seconds,
+            media=media if usual else 0,
+        )
 
     def learn(self, count: Count, true: int) -> None:
         """The engine's usage says that a request of that count had ``true`` prompt tokens."""

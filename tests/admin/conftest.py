@@ -97,6 +97,7 @@ class Stand:
     config: Path | None = None  # what a reload reads
     says: dict[str, DecisionRecord] = field(default_factory=dict)
     asked: list[Shape] = field(default_factory=list)
+    released: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.reloader = Reloader(self.given, self._read, self._adopt)
@@ -110,6 +111,9 @@ class Stand:
     def outlook(self, shape: Shape) -> dict[str, DecisionRecord]:
         self.asked.append(shape)
         return self.says
+
+    async def release_cards(self, seconds: float) -> None:
+        self.released.append(seconds)
 
     async def reload(self) -> Reloaded:
         return await self.reloader.reload()

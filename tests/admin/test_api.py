@@ -70,6 +70,7 @@ async def test_status(office: Office) -> None:
         "engines",
         "gpus",
         "gpu_fault",
+        "counting",
         "overrides",
         "config",
     }

@@ -11,6 +11,7 @@ from kvctl.core.events import Event, GpuReadFailed, GpusRead
 from kvctl.core.outcomes import SourceFault
 from kvctl.core.telemetry import GpuSample
 from kvctl.gpu.base import GpuReading
+from kvctl.gpu.faults import CardEvent
 from kvctl.metrics import Metrics, SourceView
 
 
@@ -28,6 +29,10 @@ class Slow:
         if self.fault is not None:
             return GpuReading(fault=self.fault)
         return GpuReading(samples=(GpuSample(uuid="GPU-a", at=1.0, free_bytes=7),), seconds=0.8)
+
+    async def pause(self, seconds: float) -> tuple[CardEvent, ...]:
+        await asyncio.sleep(seconds)
+        return ()
 
     async def close(self) -> None:
         self.let.set()

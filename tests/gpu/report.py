@@ -66,7 +66,7 @@ async def run(report: Report) -> GpuReading:
         report.line("no card", first.fault, first.detail)
         await cards.close()
         return first
-    report.line("binding, driver", f"{cards.binding_version}, {cards.driver_version}")
+    report.line("binding, driver", f"{load_binding().version}, {first.driver}")
     report.line("first read (init, enumerate)", milliseconds(first.seconds))
     for sample in first.samples:
         _readings(report, sample)

@@ -82,6 +82,7 @@ class Engine:
     port: int = field(default_factory=free_port)
     flags: tuple[str, ...] = ()
     log: Path | None = None
+    folder: Path | None = None  # of another model than the tiny one
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -92,7 +93,7 @@ class Engine:
     @property
     def model(self) -> Path:
         """The model folder, which holds the tokenizer too."""
-        return ensure_model(cache_folder())
+        return self.folder or ensure_model(cache_folder())
 
     @property
     def log_file(self) -> Path:

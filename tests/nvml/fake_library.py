@@ -32,7 +32,19 @@ class FakeCard:
     ecc: int = 0
     mig: int = 0
     instances: dict[int, "FakeCard"] = field(default_factory=dict)
+    gpu_instance: int = 0
+    processes: dict[int, int | None] = field(default_factory=dict)  # bytes by pid
     errors: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class FakeEvent:
+    """One message: of the card at ``index``, of an NVML event type; ``instance`` of a MIG instance."""
+
+    index: int
+    kind: int
+    data: int
+    instance: int = 0xFFFFFFFF
 
 
 def cards(count: int) -> list[FakeCard]:
@@ -51,7 +63,15 @@ class FakeLibrary:
         self.open = 0
         self.calls: list[str] = []
         self.threads: set[int] = set()
+        self.events: list[FakeEvent] = []
+        self.event_sets = 0
+        self.registered: list[int] = []  # handles
         self.hang: dict[str, threading.Event] = {}  # calls that wait until the event is set
+
+    @property
+    def functions(self) -> list[str]:
+        """Every function that it has."""
+        return [name for name in _FUNCTIONS if name not in self.without]
 
     def __getattr__(self, name: str) -> Callable[..., int]:
         implementation = _FUNCTIONS.get(name)
@@ -185,6 +205,47 @@ def _mig_handle(library: FakeLibrary, handle: Any, number: Any, out: Any) -> int
     return library.card(handle).errors.get("nvmlDeviceGetMigDeviceHandleByIndex", 0)
 
 
+def _event_set(library: FakeLibrary, out: Any) -> None:
+    library.event_sets += 1
+    _set_handle(out, 77)
+
+
+def _free_set(library: FakeLibrary, _set: Any) -> None:
+    library.event_sets -= 1
+
+
+def _register(library: FakeLibrary, handle: Any, _types: Any, _set: Any) -> int:
+    library.registered.append(int(ctypes.cast(handle, ctypes.c_void_p).value or 0))
+    return library.card(handle).errors.get("nvmlDeviceRegisterEvents", 0)
+
+
+def _event_types(library: FakeLibrary, handle: Any, out: Any) -> int:
+    _out(out).value = 0xFFFF
+    return library.card(handle).errors.get("nvmlDeviceGetSupportedEventTypes", 0)
+
+
+def _event_wait(library: FakeLibrary, _set: Any, out: Any, _timeout: Any) -> int:
+    if not library.events:
+        return int(pynvml.NVML_ERROR_TIMEOUT)
+    event, data = library.events.pop(0), _out(out)
+    data.device = ctypes.cast(event.index + 1, type(data.device))
+    data.eventType, data.eventData = event.kind, event.data
+    data.gpuInstanceId, data.computeInstanceId = event.instance, 0xFFFFFFFF
+    return 0
+
+
+def _processes(library: FakeLibrary, handle: Any, count: Any, out: Any) -> int:
+    card = library.card(handle)
+    if code := card.errors.get("nvmlDeviceGetComputeRunningProcesses_v3"):
+        return code
+    room, _out(count).value = _out(count).value, len(card.processes)
+    if len(card.processes) > room:
+        return int(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
+    for place, (pid, held) in zip(out or (), card.processes.items(), strict=False):
+        place.pid, place.usedGpuMemory = pid, (1 << 64) - 1 if held is None else held
+    return 0
+
+
 def _driver(_library: FakeLibrary, buffer: Any, _size: Any) -> None:
     buffer.value = b"580.95.05"
 
@@ -214,6 +275,13 @@ _FUNCTIONS: dict[str, Callable[..., int | None]] = {
         "clocks", "nvmlDeviceGetCurrentClocksThrottleReasons"
     ),
     "nvmlDeviceGetTotalEccErrors": _number("ecc", "nvmlDeviceGetTotalEccErrors"),
+    "nvmlEventSetCreate": _event_set,
+    "nvmlEventSetFree": _free_set,
+    "nvmlEventSetWait_v2": _event_wait,
+    "nvmlDeviceRegisterEvents": _register,
+    "nvmlDeviceGetSupportedEventTypes": _event_types,
+    "nvmlDeviceGetGpuInstanceId": _number("gpu_instance", "nvmlDeviceGetGpuInstanceId"),
+    "nvmlDeviceGetComputeRunningProcesses_v3": _processes,
     "nvmlSystemGetDriverVersion": _driver,
     "nvmlErrorString": _error_string,
 }

@@ -60,7 +60,7 @@ async def test_reads_from_a_thread_of_its_own(install: Install, source: NvmlSour
         assert len((await source.read()).samples) == 2
     assert len(library.threads) == 1
     assert threading.get_ident() not in library.threads
-    assert source.driver_version == "580.95.05"
+    assert (await source.read()).driver == "580.95.05"
     assert source.binding_version != "unknown"
 
 
@@ -164,14 +164,14 @@ async def test_a_cancelled_read_leaves_the_source_usable(
     await made.close()
 
 
-async def test_release_gives_the_card_back_until_it_is_acquired(install: Install, source: NvmlSource) -> None:
-    """D16: every handle is given back on request, and taken again on request."""
+async def test_closing_gives_the_card_back_until_the_next_reading(
+    install: Install, source: NvmlSource
+) -> None:
+    """D16: every handle is given back, and taken again when it is read again."""
     library = install(*cards(1))
     await source.read()
-    await source.release()
+    await source.close()
     assert library.open == 0
-    reading = await source.read()
-    assert reading.fault is SourceFault.FAILED
-    assert reading.detail == "released on request"
-    source.acquire()
+    assert await source.pause(0.01) == ()
+    assert library.open == 0
     assert len((await source.read()).samples) == 1

@@ -1,8 +1,9 @@
 """A metrics page with something behind every series: a real gate, driven through everything that it tells."""
 
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import product
 
 from kvctl.control.gatekeeper import Gatekeeper
 from kvctl.core.claim import Shape
@@ -20,21 +21,39 @@ from kvctl.core.events import (
     Ticked,
 )
 from kvctl.core.gate import Gate
-from kvctl.core.outcomes import EndReason, Policy, SourceFault
+from kvctl.core.outcomes import ChoiceReason, EndReason, Policy, SourceFault
 from kvctl.core.overrides import Overrides, bounds
 from kvctl.core.residuals import FEWEST_LOOKS
 from kvctl.core.supply import GateConfig
 from kvctl.core.telemetry import EngineInfo, GpuSample, RankSample
 from kvctl.core.tenants import TenantRule
 from kvctl.gpu.base import GpuReading
+from kvctl.gpu.faults import CardEvent, EventKind
 from kvctl.metrics import Metrics, SourceView
 from kvctl.metrics.catalog import DISCONNECT_PHASES, OUTCOMES, UPSTREAM_ERRORS
 from kvctl.tokens.base import CountMethod
-from kvctl.tokens.chain import ChainCounter
+from kvctl.tokens.calibration import Witness
+from kvctl.tokens.source import Why
 
 ENGINE = "http://127.0.0.1:8000"
 WALL = 1_700_000_000.0
 GIB = 1 << 30
+
+
+@dataclass
+class Counting:
+    """A token counter that has compared and fallen back."""
+
+    waiting: int = 1
+    doubted: bool = False
+    error_ratio: float | None = 0.002
+    samples: Mapping[tuple[Witness, bool], int] = field(
+        default_factory=lambda: dict.fromkeys(product(Witness, (True, False)), 3)
+    )
+    characters: tuple[int, int] = (20_000, 5_000)
+    fallbacks: Mapping[tuple[CountMethod, Why], int] = field(
+        default_factory=lambda: dict.fromkeys(product(CountMethod, Why), 2)
+    )
 
 
 class Fed:
@@ -69,7 +88,7 @@ class Fed:
         self.metrics.add_engine(ENGINE, lambda: self.gate.status(self.now))
         self.metrics.gpu = lambda: self.reading
         self.metrics.overrides = lambda: self.overrides.active(self.now).values()
-        self.metrics.counting = ChainCounter(())
+        self.metrics.counting = Counting()
         self.metrics.sources["nvml"] = lambda: SourceView(up=self.reading.fault is None, read_at=self.now - 1)
         self.metrics.sources["engine_metrics"] = lambda: SourceView(
             up=True, read_at=self.now - 0.1, duration_s=0.004
@@ -170,6 +189,12 @@ def fed() -> Fed:
 
 
 def _data_plane(metrics: Metrics, seconds: Iterable[float]) -> None:
+    for reason in ChoiceReason:
+        metrics.chosen(ENGINE, reason)
+    metrics.cards_failing(SourceFault.HUNG)
+    metrics.card_seen("GPU-0")
+    for kind_of_event in EventKind:
+        metrics.card_event(CardEvent(uuids=("GPU-0",), kind=kind_of_event))
     for outcome in OUTCOMES:
         metrics.request("chat_completions", outcome)
     for kind in UPSTREAM_ERRORS:

@@ -314,6 +314,7 @@ async def rig(
     policy: Policy = Policy.FORECAST,
     reader: Reader | None = None,
     context: int = 8192,
+    drains: bool = False,
     **upstream_options: Any,
 ) -> AsyncIterator[Rig]:
     """The whole thing, started; stopped and checked for a zero ledger at the end."""
@@ -337,7 +338,11 @@ async def rig(
         **upstream_options,
     )
     proxy = Proxy(
-        backends=[Backend(upstream, adapter, reader or Reader(WordCounter(), adapter), [Lane(keeper)])],
+        backends=[
+            Backend(
+                upstream, adapter, reader or Reader(WordCounter(), adapter), [Lane(keeper)], drains=drains
+            )
+        ],
         config=config or ProxyConfig(),
         metrics=seen,
         ready=ready,

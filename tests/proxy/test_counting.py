@@ -282,7 +282,7 @@ async def test_a12_e13_one_long_run_holds_up_nobody(counter: ChainCounter, reade
         for wire in readers:
             await wire.send(post(CHAT_STREAM))
             await wire.reader.readuntil(event("a"))
-        long = [asyncio.create_task(it.post(chat(run * 500_000, max_tokens=1))) for _ in range(2)]
+        long = [asyncio.create_task(it.post(chat(n + run * 500_000, max_tokens=1))) for n in "12"]
         await eventually(lambda: counter.waiting == 2)
         probes = 0
         while counter.waiting:
@@ -306,7 +306,7 @@ async def test_a14_short_requests_pass_long_prompts(counter: ChainCounter, reade
 
     prose = "Tous les êtres humains naissent libres, 1,234 of them. " * 3_000
     async with rig(answering(plain(PLAIN)), reader=reader, context=100_000_000, capacity=1 << 30) as it:
-        long = [asyncio.create_task(call(it, chat(prose, max_tokens=1), "long")) for _ in range(10)]
+        long = [asyncio.create_task(call(it, chat(f"{n} {prose}", max_tokens=1), "long")) for n in range(10)]
         await eventually(lambda: counter.waiting == 10)
         await asyncio.gather(*(call(it, chat("hi", max_tokens=1), "short") for _ in range(100)))
         assert counter.waiting > 0

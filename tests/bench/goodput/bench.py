@@ -7,14 +7,15 @@ import json
 import random
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from kvctl.sim.profiles import Profile
 from kvctl.sim.replay import Call, Run, Scene
-from kvctl.sim.replay_policies import Spec, find_best, parse_policy
+from kvctl.sim.replay_policies import Spec, find_best, parse_policy, run_policy
 from kvctl.sim.replay_score import Target, figures, is_good
 from kvctl.sim.replay_setup import caps
 from kvctl.sim.trace import Row
@@ -41,6 +42,7 @@ POLICIES = (
 NEIGHBOURS = (0.8, 1.0, 1.25)
 WARM_UP = 100  # answers that end before the figures called after_warm_up begin
 HELD_S = 240.0
+FAR_TOO_MUCH = 64.0  # requests a second
 
 Figures = dict[str, Any]
 
@@ -55,6 +57,17 @@ class Group:
     workload: str
     seconds: float
     common: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A run with what is needed to replay it."""
+
+    group: Group
+    policy: str
+    rows: Sequence[Row]
+    pages: Sequence[Page]
+    figures: Figures
 
 
 @dataclass(slots=True)
@@ -92,7 +105,7 @@ class Bench:
     folder: Path
     turn: Turn
     made: int = 0
-    recorded: list[tuple[Group, str, list[Row], list[Page], Figures]] = field(default_factory=list)
+    recorded: list[Record] = field(default_factory=list)
 
     def run(self, group: Group, policy: str) -> Figures:
         """One policy under a group's load, through a daemon of its own."""
@@ -117,7 +130,7 @@ class Bench:
             finally:
                 daemon.stop()
             found = document(calls, pages, rows)
-            self.recorded.append((group, policy, rows, pages, found))
+            self.recorded.append(Record(group, policy, rows, pages, found))
         sys.stderr.write(json.dumps({"policy": policy, "rate": group.rate, "cap": group.cap} | found) + "\n")
         return found
 
@@ -138,7 +151,9 @@ class Bench:
         """All of them, in an order that the seed decides."""
         shuffled = list(policies)
         random.Random(f"{group.seed} {group.cap}").shuffle(shuffled)
-        shuffled.sort(key=lambda policy: policy.startswith("engine-queue"))  # the engine starts anew for these
+        shuffled.sort(
+            key=lambda policy: policy.startswith("engine-queue")
+        )  # the engine starts anew for these
         found = {policy: self.run(group, policy) for policy in shuffled}
         return {policy: found[policy] for policy in policies}
 
@@ -207,25 +222,32 @@ def _after_warm_up(calls: Sequence[Call]) -> Figures | None:
     }
 
 
-def scene_of(group: Group) -> Scene:
+def scene_of(group: Group, profile: Profile) -> Scene:
     """The same load in virtual time."""
     rows = arrivals(group.workload, group.rate, group.seconds, group.seed, CONTEXT)
-    return Scene(rows=rows, engine=virtual_engine(), cap=caps(group.cap), seed=group.seed)
+    engine = replace(virtual_engine(), profile=profile)
+    return Scene(rows=rows, engine=engine, cap=caps(group.cap), seed=group.seed)
 
 
-def limits(group: Group, search: Mapping[str, int | None]) -> list[str]:
-    """``concurrency=best`` and ``engine-queue=best`` as the limit that the simulated engine finds best for
-    the load, and its neighbours."""
-    best = find_best(Spec("concurrency"), scene_of(group), TARGET).limit or 1
-    tried = sorted({max(round(best * share), 1) for share in NEIGHBOURS})
-    return [f"{name}={limit}" for name in search for limit in tried]
+def resolve(policies: Sequence[str], group: Group, profile: Profile) -> list[str]:
+    """``NAME=best`` as the limit that the simulated engine finds best for the load, and two neighbours."""
+    found: list[str] = []
+    tried: list[int] = []
+    for policy in policies:
+        name, _, limit = policy.partition("=")
+        if limit != "best":
+            found.append(policy)
+            continue
+        if not tried:
+            best = find_best(Spec("concurrency"), scene_of(group, profile), TARGET).limit or 1
+            tried = sorted({max(round(best * share), 1) for share in NEIGHBOURS})
+        found += [f"{name}={limit}" for limit in tried]
+    return found
 
 
-def saturation(group: Group) -> float:
+def saturation(group: Group, profile: Profile) -> float:
     """Requests a second that the engine, as simulated, completes when far more come."""
-    from kvctl.sim.replay_policies import run_policy  # noqa: PLC0415
-
-    rate = 64.0
-    scene = scene_of(replace(group, rate=rate, cap="exact"))
+    scene = scene_of(replace(group, rate=FAR_TOO_MUCH, cap="exact"), profile)
     run = run_policy(Spec("clairvoyant"), scene)
-    return sum(call.ended_at is not None and call.ended_at <= scene.seconds for call in run.calls) / scene.seconds
+    in_time = sum(call.ended_at is not None and call.ended_at <= scene.seconds for call in run.calls)
+    return in_time / scene.seconds

@@ -1,0 +1,141 @@
+"""What the driver does to the whole daemon: the state is named, requests do not notice, it ends by itself."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.nvml.drill import Drill
+from tests.nvml.served import Stage, engine, stage
+
+UUID = "GPU-00000000-drill"
+DEADLINE_S = 1.0  # of one reading: what a hung call would cost a request that waited for it
+EVERYTHING = ("nvmlInitWithFlags", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2")
+
+DRILLS = {
+    "hang": (("nvmlDeviceGetMemoryInfo_v2 hang",), "hung"),
+    "crash": (("nvmlDeviceGetTemperature crash",), "crashed"),
+    "version mismatch": (tuple(f"{name} 18" for name in EVERYTHING), "driver_mismatch"),
+    "driver unloaded": (tuple(f"{name} 9" for name in EVERYTHING), "library_missing"),
+    "access taken away": (tuple(f"{name} 17" for name in EVERYTHING), "no_permission"),
+    "cannot say": (tuple(f"{name} 999" for name in EVERYTHING), "failed"),
+}
+
+
+async def drilled(on: Stage, drill: Drill, name: str) -> None:
+    rules, fault = DRILLS[name]
+    await on.served()
+    on.load.taken()
+    drill.rule(*rules)
+    await on.until(on.fault, fault)
+    await on.served()
+    drill.rule()
+    await on.until(on.reads, wanted=True)
+    await on.served()
+    statuses, worst_s = on.load.taken()
+    assert statuses == {200}, name
+    assert worst_s < DEADLINE_S, name
+
+
+@pytest.mark.parametrize("isolation", ["process", "thread"])
+async def test_the_data_plane_does_not_notice(tmp_path: Path, drill: Drill, isolation: str) -> None:
+    """D10, D15, D22: each state is named, every request is served meanwhile, each ends without a restart."""
+    async with stage(tmp_path, NVML_ISOLATION=isolation, GPU_TIMEOUT=f"{DEADLINE_S:g}s") as on:
+        await on.until(on.reads, wanted=True)
+        for name in DRILLS:
+            if (isolation, name) != ("thread", "crash"):  # it would end the daemon: why the process is usual
+                await drilled(on, drill, name)
+        page = await on.it.metrics()
+        assert 'kvctl_gpu_read_faults_total{fault="hung"} 1.0' in page
+        lines = "\n".join(on.it.lines())
+        assert "GPU readings are back (hung is over)" in lines
+        assert "Traceback" not in lines
+
+
+async def test_a_library_that_is_not_there_yet(tmp_path: Path, drill: Drill) -> None:
+    """D22, D24: kvctl starts without a driver and takes up the card when it comes."""
+    drill.remove()
+    async with stage(tmp_path) as on:
+        await on.until(on.fault, "library_missing")
+        await on.served()
+        drill.install()
+        await on.until(on.reads, wanted=True)
+        assert (await on.cards())["gpus"][0]["uuid"] == UUID
+        assert on.load.taken()[0] == {200}
+
+
+async def test_a_memory_query_that_is_not_supported(tmp_path: Path, drill: Drill) -> None:
+    """D01: a unified-memory part is read by the system's own figure, and says so."""
+    drill.rule("nvmlDeviceGetMemoryInfo 3", "nvmlDeviceGetMemoryInfo_v2 3")
+    async with stage(tmp_path) as on:
+        await on.until(on.reads, wanted=True)
+        (card,) = (await on.cards())["gpus"]
+        assert "unified memory" in card["name"]
+        assert card["free_bytes"] > 0
+        assert card["used_bytes"] is None
+        await on.served()
+        assert on.load.taken()[0] == {200}
+
+
+async def test_a_card_that_falls_off_the_bus(tmp_path: Path, drill: Drill) -> None:
+    """D12: told by the driver, acted upon at once; over when the card reads well and the engine restarted."""
+    async with stage(tmp_path, GPU_INTERVAL="30s") as on:  # the next reading is far away
+        await on.until(on.reads, wanted=True)
+        await on.served()
+        drill.rule("nvmlDeviceGetMemoryInfo_v2 15")
+        drill.tell(0, xid=79)
+        await on.until(on.state, "fault")
+        answer = await on.it.post()
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b"gpu_fault" in answer
+        assert f'kvctl_gpu_events_total{{gpu="{UUID}",kind="xid_fatal"}} 1.0' in await on.it.metrics()
+        (line,) = [each for each in on.it.lines() if "event=gpu_xid_fatal" in each]
+        assert "Xid 79, the card fell off the bus: its engines get no requests until they restart" in line
+        drill.rule()
+        port = int(on.sim.url.rpartition(":")[2])
+        await on.sim.close()
+        on.sim = engine()
+        await asyncio.sleep(0.5)  # long enough to be refused twice
+        await on.sim.start(port=port)
+        await on.until(on.state, "up")
+        on.load.taken()
+        await on.served()
+        assert on.load.taken()[0] == {200}
+
+
+async def test_an_error_of_an_application_is_told_alone(tmp_path: Path, drill: Drill) -> None:
+    async with stage(tmp_path) as on:
+        await on.until(on.reads, wanted=True)
+        drill.tell(0, xid=31)
+        metric = f'kvctl_gpu_events_total{{gpu="{UUID}",kind="xid_application"}} 1.0'
+        await on.counted(metric)
+        assert await on.state() == "up"
+        await on.served()
+        assert on.load.taken()[0] == {200}
+
+
+async def test_let_go_of_on_request(tmp_path: Path, drill: Drill) -> None:  # noqa: ARG001
+    """D16: no process of kvctl's holds the driver, traffic goes on, and it is taken up again by itself."""
+    async with stage(tmp_path) as on:
+        await on.until(on.reads, wanted=True)
+        assert children(on.it.process.pid)
+        body = {"for_s": 2, "reason": "MIG layout"}
+        asked = await asyncio.to_thread(on.client.post, "/v1/gpu/release", body)
+        assert asked == {"released_s": 2.0, "kept": True}
+        assert not children(on.it.process.pid)
+        assert await on.fault() == "released"
+        await on.served()
+        await on.until(on.reads, wanted=True)
+        (line,) = [each for each in on.audit(tmp_path) if each["verb"] == "gpu_release"]
+        assert (line["for_s"], line["reason"]) == (2.0, "MIG layout")
+        await asyncio.to_thread(on.client.post, "/v1/gpu/release", {"for_s": 600})
+        assert (await on.cards())["released_s"] > 100
+        await asyncio.to_thread(on.client.post, "/v1/gpu/release", {"for_s": 0})
+        await on.until(on.reads, wanted=True)
+        assert on.load.taken()[0] == {200}
+
+
+def children(pid: int) -> list[str]:
+    """The NVML processes of the daemon."""
+    pids = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [each for each in pids if b"kvctl.gpu.child" in Path(f"/proc/{each}/cmdline").read_bytes()]
