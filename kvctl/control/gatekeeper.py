@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Self
 
+from kvctl import logs
 from kvctl.core.claim import Claim, Shape
 from kvctl.core.events import (
     Abandoned,
@@ -25,6 +26,8 @@ from kvctl.core.events import (
 )
 from kvctl.core.gate import Gate
 from kvctl.core.outcomes import EndReason
+
+log = logs.get("control.gatekeeper")
 
 VERDICTS = (Admit, Reject)
 Observer = Callable[[Command], None]
@@ -106,7 +109,10 @@ class Gatekeeper:
         now = self._clock()
         commands = self.gate.handle(event, now)
         for recorder in self._recorders:
-            recorder(event, commands, now)
+            try:
+                recorder(event, commands, now)
+            except Exception:
+                log.exception("a recorder failed; what the gate decided stands")
         self._tell(commands)
         return commands
 
@@ -118,7 +124,10 @@ class Gatekeeper:
                 audience = [each for each, kinds in self._observers if not kinds or kind in kinds]
                 self._audience[kind] = audience
             for observer in audience:
-                observer(command)
+                try:
+                    observer(command)
+                except Exception:  # a lease is charged already: whoever asked must get it, to end it
+                    log.exception("an observer failed; what the gate decided stands")
         if self._waiting:
             self._answer(commands)
 
