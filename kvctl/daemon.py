@@ -253,7 +253,9 @@ class Daemon:
         return self._reloader.last
 
     def hang_up(self) -> None:
-        """SIGHUP: reload, with the outcome in the log alone."""
+        """SIGHUP: reload, with the outcome in the log alone. One that has not begun reads for all."""
+        if len(self._reloads) > 1:
+            return
         task = asyncio.get_running_loop().create_task(self._reload_unasked(), name="kvctl-reload")
         self._reloads.add(task)
         task.add_done_callback(self._reloads.discard)

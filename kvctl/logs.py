@@ -20,8 +20,11 @@ from typing import Any, TextIO
 ROOT = "kvctl"
 ACCESS = "kvctl.access"  # one line per request, where the operator wants that: not limited
 VALUE_MAX = 300  # characters of one field
+MESSAGE_MAX = 2000  # characters of one sentence
 QUEUE_LINES = 10_000
 BURST, WINDOW_S = 10, 60.0  # lines of one event that pass in a window
+BURST_OF_LOGGER = 100  # of one part of kvctl, or of a library, whatever its lines say
+MOST_KEYS = 1000  # events whose repeats are counted apart
 
 _SYSLOG = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
 _FIELDS = "kvctl_fields"
@@ -41,11 +44,11 @@ def event(logger: logging.Logger, level: int, word: str, sentence: str, /, **fie
 
 def plain(value: object) -> object:
     """A field's value as it may stand in a line: short, one line, no object's repr with an address."""
-    if value is None or isinstance(value, bool | int):
+    if value is None or isinstance(value, bool) or (isinstance(value, int) and value.bit_length() < 64):
         return value
     if isinstance(value, float) and math.isfinite(value):
         return round(value, 6)
-    text = str(value)
+    text = _one_line(f"{value:x}" if isinstance(value, int) else str(value))  # hex has no limit of digits
     return text if len(text) <= VALUE_MAX else f"{text[:VALUE_MAX]}..."
 
 
@@ -61,9 +64,9 @@ class TextFormatter(logging.Formatter):
         fields: Mapping[str, object] = getattr(record, _FIELDS, {})
         pairs = {"event": getattr(record, _EVENT, record.name), **fields}
         line = " ".join(
-            [_one_line(record.getMessage()), *(f"{key}={_quote(value)}" for key, value in pairs.items())]
+            [_one_line(_message(record)), *(f"{key}={_quote(value)}" for key, value in pairs.items())]
         )
-        trace = self.formatException(record.exc_info).splitlines() if record.exc_info else []
+        trace = _trace(self.formatException(record.exc_info)) if record.exc_info else []
         prefix = self._prefix(record)
         return "\n".join(prefix + each for each in [line, *trace])
 
@@ -84,7 +87,7 @@ class JsonFormatter(logging.Formatter):
             "time": _stamp(record.created),
             "level": record.levelname.lower(),
             "event": getattr(record, _EVENT, record.name),
-            "message": record.getMessage(),
+            "message": _message(record),
         }
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
@@ -93,6 +96,16 @@ class JsonFormatter(logging.Formatter):
 
 def _stamp(created: float) -> str:
     return datetime.fromtimestamp(created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _message(record: logging.LogRecord) -> str:
+    text = record.getMessage()
+    return text if len(text) <= MESSAGE_MAX else f"{text[:MESSAGE_MAX]}..."
+
+
+def _trace(text: str) -> list[str]:
+    """The lines of a traceback; what its exception says may be a stranger's."""
+    return [_one_line(line[:MESSAGE_MAX]) for line in text.split("\n")]
 
 
 def _one_line(text: str) -> str:
@@ -106,35 +119,56 @@ def _quote(value: object) -> str:
 
 
 class Repeats(logging.Filter):
-    """Lets ``BURST`` lines of one event pass in ``WINDOW_S``; the next line after that counts the others."""
+    """Lets ``BURST`` lines of one event pass in ``WINDOW_S``; the next line after that counts the others.
+
+    Of one logger and level ``BURST_OF_LOGGER`` pass, so that lines which all differ (a library's, or with a
+    reason that somebody typed) do not fill the log either.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._clock = clock
-        self._seen: dict[tuple[str, int, str, str], tuple[float, int]] = {}
+        self._seen: dict[tuple[str, ...], tuple[float, int]] = {}
+        self._forgot_at = float("-inf")
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether the line may pass."""
         if record.name == ACCESS:
             return True
-        now, fields = self._clock(), getattr(record, _FIELDS, {})
-        word = getattr(record, _EVENT, record.msg)
-        key = (record.name, record.levelno, str(word), str(fields.get("reason", "")))
+        fields: Mapping[str, object] = getattr(record, _FIELDS, {})
+        part = (record.name, record.levelname)
+        word = str(getattr(record, _EVENT, record.msg))[:VALUE_MAX]
+        event_key = (*part, word, str(fields.get("reason", ""))[:VALUE_MAX])
+        passes, held = self._count(event_key, BURST)
+        if passes:
+            passes, more = self._count(part, BURST_OF_LOGGER)
+            held += more
+        if passes and held:
+            record.__dict__[_FIELDS] = dict(fields) | {"suppressed": held}
+        return passes
+
+    def _count(self, key: tuple[str, ...], most: int) -> tuple[bool, int]:
+        """Whether one more of the kind may pass, and how many were held back before its window began."""
+        now, held = self._clock(), 0
         began, count = self._seen.get(key, (now, 0))
         if now - began >= WINDOW_S:
-            record.__dict__[_FIELDS] = dict(fields) | ({"suppressed": count - BURST} if count > BURST else {})
-            began, count = now, 0
+            held, began, count = max(count - most, 0), now, 0
             self._forget(now)
+        elif key not in self._seen and len(self._seen) >= MOST_KEYS:
+            if now - self._forgot_at >= 1.0:
+                self._forget(now)
+            if len(self._seen) >= MOST_KEYS:
+                return True, 0  # its logger's limit holds for it all the same
         self._seen[key] = (began, count + 1)
-        return count < BURST
+        return count < most, held
 
     def _forget(self, now: float) -> None:
-        """Keys that had nothing to suppress and are over: the table stays as small as the last minute."""
-        over = [
-            key for key, (began, count) in self._seen.items() if now - began >= WINDOW_S and count <= BURST
-        ]
-        for key in over:
-            del self._seen[key]
+        """What is over: the table stays as small as the last minute, and what was held back for long."""
+        self._forgot_at = now
+        for key, (began, count) in list(self._seen.items()):
+            over, most = now - began, BURST_OF_LOGGER if len(key) == 2 else BURST
+            if over >= 10 * WINDOW_S or (over >= WINDOW_S and count <= most):
+                del self._seen[key]
 
 
 class QueuedHandler(logging.Handler):

@@ -1,12 +1,11 @@
 """The daemon as a process: made of its settings, run until a signal, with what must be closed after it."""
 
 import asyncio
-import gc
 import logging
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import aiohttp
 import uvloop
@@ -29,7 +28,6 @@ from kvctl.unit import MakeGate
 
 log = logs.get("daemon")
 
-GC_THRESHOLDS = (10_000, 20, 100)  # a request makes hundreds of objects, and hardly a cycle
 SWITCH_S = 0.0005  # a thread that counts a long prompt gives the loop its turn after that
 
 
@@ -61,22 +59,7 @@ async def serve(
         daemon = Daemon(settings, sources, counters, read, gate=gate, certificates=certificates)
         await stack.enter_async_context(daemon.running())
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, daemon.hang_up)
-        stack.enter_context(_rarely_collected())
         await stop.wait()
-
-
-@contextmanager
-def _rarely_collected() -> Iterator[None]:
-    """What was made at the start stays, and is not walked at each collection; these come less often."""
-    before = gc.get_threshold()
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*GC_THRESHOLDS)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-        gc.unfreeze()
 
 
 @asynccontextmanager

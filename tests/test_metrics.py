@@ -16,6 +16,7 @@ from kvctl.core.outcomes import (
     SourceFault,
 )
 from kvctl.gpu.base import GpuReading
+from kvctl.gpu.faults import CardEvent, EventKind
 from kvctl.metrics import CATALOG, CONTENT_TYPE, Kind, Metrics
 from kvctl.metrics.catalog import SECTIONS
 from kvctl.metrics.document import document
@@ -46,6 +47,11 @@ def full() -> Fed:
     return fed()
 
 
+@pytest.fixture(scope="module")
+def full_series(full: Fed) -> Series:
+    return series(full.metrics)
+
+
 def fresh() -> Fed:
     return Fed()
 
@@ -58,10 +64,10 @@ def test_each_name_once() -> None:
 
 
 @pytest.mark.parametrize("name", CATALOG)
-def test_every_metric_of_the_table_has_series_once_everything_happened(full: Fed, name: str) -> None:
+def test_every_metric_of_the_table_has_series_once_everything_happened(full_series: Series, name: str) -> None:
     """F17: counters, and only they, end in _total."""
     kind = CATALOG[name].kind
-    found = [key for key in series(full.metrics) if re.fullmatch(rf"{name}(_bucket|_sum|_count)?", key[0])]
+    found = [key for key in full_series if re.fullmatch(rf"{name}(_bucket|_sum|_count)?", key[0])]
     assert found, name
     assert all(set(dict(labels)) - {"le"} == set(CATALOG[name].labels) for _, labels in found)
     assert (kind is Kind.COUNTER) == name.endswith("_total")
@@ -302,3 +308,16 @@ def test_the_document_has_every_metric_and_word() -> None:
         assert f"`{spec.name}`" in text
         for words in spec.labels.values():
             assert all(f"`{word}`" in text for word in words)
+
+
+def test_what_the_driver_tells_of_a_card_is_counted_from_its_first_reading_on() -> None:
+    made = fresh()
+    made.card()
+    name = "kvctl_gpu_events_total"
+    assert value(made.metrics, name, gpu="GPU-0", kind="xid_fatal") == 0
+    made.metrics.card_event(CardEvent(uuids=("GPU-0",), kind=EventKind.XID_FATAL, xid=79))
+    assert value(made.metrics, name, gpu="GPU-0", kind="xid_fatal") == 1
+    made.metrics.cards_failing(SourceFault.HUNG)
+    made.metrics.cards_failing(SourceFault.REFUSED)
+    assert value(made.metrics, "kvctl_gpu_read_faults_total", fault="hung") == 1
+    assert value(made.metrics, "kvctl_gpu_read_faults_total", fault="other") == 1

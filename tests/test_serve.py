@@ -87,7 +87,7 @@ def environment(folder: Path, engine: str, **settings: str) -> dict[str, str]:
     """The whole environment of a daemon that keeps its files in ``folder``."""
     clean = {key: text for key, text in os.environ.items() if not key.startswith("KVCTL_")}
     given = {
-        "ENGINE_URL": engine,
+        **({"ENGINE_URL": engine} if engine else {}),  # else the settings name some
         "ADMIN_SOCKET": str(folder / "kvctl.sock"),
         "STATE_DIR": str(folder),
         "TOKENIZER": "bound",

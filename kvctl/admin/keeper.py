@@ -6,7 +6,7 @@ one when it ends; changes stay in force meanwhile.
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -48,15 +48,19 @@ class Keeper:
         await asyncio.to_thread(self._thread.shutdown, wait=True)
 
     def _write(self, line: Mapping[str, Any], state: object) -> bool:
+        # each for itself: who did it is written down even where it is not kept
+        fault = "" if state is None else self._tried(lambda: self.state.write(state))
+        fault = self._tried(lambda: self.audit.append(line)) or fault
+        self._note(fault)
+        return not fault
+
+    def _tried(self, write: Callable[[], None]) -> str:
+        """Why it could not be written; empty: it was."""
         try:
-            if state is not None:
-                self.state.write(state)
-            self.audit.append(line)
+            write()
         except OSError as error:
-            self._note(f"{error.strerror or error} ({error.filename or self.state.path.parent})")
-            return False
-        self._note("")
-        return True
+            return f"{error.strerror or error} ({error.filename or self.state.path.parent})"
+        return ""
 
     def _note(self, fault: str) -> None:
         if fault and not self._fault:

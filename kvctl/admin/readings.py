@@ -2,7 +2,6 @@
 
 import asyncio
 
-import msgspec
 from aiohttp import web
 
 from kvctl.admin import documents
@@ -134,7 +133,7 @@ def _shape(request: web.Request) -> Shape:
 
 
 def _json(document: documents.Document) -> web.Response:
-    return web.Response(body=msgspec.json.encode(document), content_type="application/json")
+    return web.Response(body=decision_documents.encoded(document), content_type="application/json")
 
 
 def with_revision(document: documents.Document) -> web.Response:

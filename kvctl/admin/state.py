@@ -12,6 +12,8 @@ from pathlib import Path
 
 from kvctl.admin.listeners import BusyError
 
+STATE_MAX = 2**20  # bytes; ours has a few hundred for each override
+
 
 class StateFile:
     """One JSON document, replaced whole: a crash leaves the old one or the new one."""
@@ -22,9 +24,17 @@ class StateFile:
     def read(self) -> object:
         """The document; None where there is none. Raises OSError, ValueError."""
         try:
-            return json.loads(self.path.read_bytes())
+            # a pipe would wait for its writer for ever
+            with os.fdopen(os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+                text = file.read(STATE_MAX + 1) or b""
         except FileNotFoundError:
             return None
+        if len(text) > STATE_MAX:
+            raise ValueError(f"is larger than {STATE_MAX} bytes")
+        try:
+            return json.loads(text)
+        except RecursionError:
+            raise ValueError("is nested too deeply") from None
 
     def write(self, document: object) -> None:
         """Replace the document, on the disk when this returns. Raises OSError."""

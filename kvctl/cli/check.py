@@ -9,6 +9,7 @@ import click
 
 from kvctl.admin.client import AdminClient, ClientError
 from kvctl.cli.common import talks_to_daemon, usual_socket
+from kvctl.cli.terminal import harmless
 from kvctl.core.outcomes import SERVING, EngineState
 
 OK, WARNING, CRITICAL, UNKNOWN = range(4)
@@ -60,7 +61,7 @@ def check(
         if code == OK or not wait or time.monotonic() >= until:
             break
         time.sleep(_PEEK_S)
-    click.echo(line)
+    click.echo(harmless(line))
     raise SystemExit(code)
 
 
@@ -73,6 +74,7 @@ def judge(client: AdminClient, warning: float, critical: float, max_age: float) 
     found = list(_findings(document, warning, critical, max_age))
     code = max((level for level, _ in found), default=OK)
     said = "; ".join(text for level, text in found if level == code) if code else document["sentence"]
+    said = said.replace("|", "/")  # what comes after a bar are the figures
     return code, f"KVCTL {_WORDS[code]} - {said} | {' '.join(_figures(document))}"
 
 

@@ -1,6 +1,5 @@
 """What the verbs share: options, the client, exit codes, tables."""
 
-import json
 import os
 import sys
 import time
@@ -19,6 +18,7 @@ from kvctl.admin.client import (
     TimedOutError,
     UnreachableError,
 )
+from kvctl.cli.terminal import as_json, harmless, shown
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -42,7 +42,7 @@ class CommandError(click.ClickException):
     def show(self, file: Any = None) -> None:
         """On standard error, line by line, as other tools do."""
         for line in self.message.splitlines():
-            click.echo(f"kvctl: {line}", file=file or sys.stderr)
+            click.echo(f"kvctl: {harmless(line)}", file=file or sys.stderr)
 
 
 output_option = click.option(
@@ -115,13 +115,13 @@ def usual_socket() -> Path:
 
 def emit(document: object, output: str = "json") -> None:
     """A document as JSON on standard output; ``jsonl``: in one line."""
-    click.echo(json.dumps(document, indent=None if output == "jsonl" else 2, ensure_ascii=False))
+    click.echo(as_json(document, indent=None if output == "jsonl" else 2))
 
 
-def answer(document: object, output: str, lines: Callable[[], Iterable[str]]) -> None:
-    """A document in the form that was asked for; ``lines`` makes the table."""
+def answer(document: object, output: str, lines: Callable[[Any], Iterable[str]]) -> None:
+    """A document in the form that was asked for; ``lines`` makes the table of what may reach a terminal."""
     if output == "table":
-        click.echo("\n".join(lines()))
+        click.echo("\n".join(lines(shown(document))))
     else:
         emit(document, output)
 

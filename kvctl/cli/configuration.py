@@ -51,7 +51,9 @@ def check_config(config: Path | None, output: str) -> None:
         raise SystemExit(FAILED)
     found = list(warnings(settings))
     judged = {"ok": True, "problems": [], "warnings": found}
-    answer(judged, output, lambda: [*(f"warning: {each}" for each in found), "the settings are good"])
+    answer(
+        judged, output, lambda it: [*(f"warning: {each}" for each in it["warnings"]), "the settings are good"]
+    )
 
 
 def _tokenizer_fault(tokenizer: str) -> str | None:
@@ -78,7 +80,7 @@ def show_config(*, config: Path | None, live: bool, output: str, socket: Path | 
             document = client.get("/v1/config")
     else:
         document = _local(config)
-    answer(document, output, lambda: [table([_row(key, each) for key, each in document["settings"].items()])])
+    answer(document, output, lambda it: [table([_row(key, each) for key, each in it["settings"].items()])])
 
 
 def _local(config: Path | None) -> dict[str, Any]:

@@ -176,7 +176,17 @@ async def _counted(
             "tokenizer must be the served model's folder, with the engine's --chat-template if it has one"
         )
         return failed("tokenizer", text, remedy)
-    return passed("tokenizer", f"{len(PROBES)} probes count as the engine does: {shown}")
+    text = f"{len(PROBES)} probes count as the engine does: {shown}; {_described(counter)}"
+    return passed("tokenizer", text)
+
+
+def _described(counter: ChainCounter) -> str:
+    """The local tokenizer's chat template, and whether counts of its parts are kept."""
+    own = counter.own
+    if own is None:
+        return "no tokenizer of its own"
+    named = f"chat template {', '.join(own.templates)}" if own.templates else "no chat template"
+    return named if own.keeps else f"{named}; prompts are counted whole: its counts do not add up"
 
 
 async def _shown(counter: ChainCounter, model: str) -> str | None:

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from kvctl.cli.common import FAILED, CommandError, daemon, emit, paint, talks_to_daemon
+from kvctl.cli.terminal import shown
 
 _SILENCE_S = 60.0  # the daemon says something every 10 s; more silence is a daemon that hangs
 
@@ -40,7 +41,7 @@ def _show(happening: Mapping[str, Any], output: str) -> None:
     if output == "jsonl":
         emit(happening, "jsonl")
     else:
-        click.echo(line(happening))
+        click.echo(line(shown(happening)))
 
 
 def line(happening: Mapping[str, Any]) -> str:

@@ -65,13 +65,13 @@ def explain(
     with daemon(socket, timeout) as client:
         if request_id is not None:
             told = client.get(f"/v1/decisions/{quote(request_id, safe='')}")
-            answer(told, output, lambda: story(told))
+            answer(told, output, story)
             return
         asked = {"prompt_tokens": prompt_tokens, "max_tokens": max_tokens, "n": choices, "model": model}
         asked |= {"route": route, "tenant": tenant, "stream": int(stream)}
         given = {key: value for key, value in asked.items() if value not in (None, "")}
         seen = client.get(f"/v1/outlook?{urlencode(given)}")
-    answer(seen, output, lambda: outlook(seen))
+    answer(seen, output, outlook)
 
 
 def story(it: Document) -> Iterator[str]:

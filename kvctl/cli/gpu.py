@@ -36,7 +36,7 @@ def list_cards(watch: float | None, output: str, socket: Path | None, timeout: f
     def once() -> None:
         with daemon(socket, timeout) as client:
             document = client.get("/v1/gpus")
-        answer(document, output, lambda: _lines(document))
+        answer(document, output, _lines)
 
     repeatedly(watch, output, once)
 
@@ -73,7 +73,7 @@ def _asked(seconds: float, reason: str, output: str, socket: Path | None, timeou
         document = client.post("/v1/gpu/release", body)
     left = document["released_s"]
     line = "the cards are read again" if left is None else f"no card is held, for up to {span(left)}"
-    answer(document, output, lambda: [line])
+    answer(document, output, lambda _: [line])
 
 
 def _lines(document: Document) -> Iterator[str]:

@@ -22,6 +22,7 @@ from kvctl.cli.common import (
     yes_option,
 )
 from kvctl.cli.spans import for_option, reason_option
+from kvctl.cli.terminal import shown
 
 _SHARES = frozenset({"margin", "enforce"})
 _TIMES = frozenset({"queue_max_wait"})
@@ -70,7 +71,7 @@ def set_knob(
     with daemon(socket, timeout) as client:
         if dry_run:
             seen = client.put(f"{route}?dry_run=1", body, if_match)
-            answer(seen, output, lambda: preview(seen))
+            answer(seen, output, preview)
             return
         _ask(client, route, body, yes=yes)
         change = client.put(route, body, if_match)
@@ -81,7 +82,7 @@ def _ask(client: AdminClient, route: str, body: Mapping[str, Any], *, yes: bool)
     """At a terminal, a person sees what the change would do before it is made."""
     if yes or not sys.stdin.isatty():
         return
-    for line in preview(client.put(f"{route}?dry_run=1", body)):
+    for line in preview(shown(client.put(f"{route}?dry_run=1", body))):
         click.echo(line, err=True)
     confirm("Put it in force?", yes=yes)
 
@@ -105,8 +106,12 @@ def list_overrides(output: str, socket: Path | None, timeout: float) -> None:
     """The overrides in force, and their revision."""
     with daemon(socket, timeout) as client:
         document = client.get("/v1/overrides")
-    lines = override_lines(document) or ["no override is in force"]
-    answer(document, output, lambda: [*lines, f"revision {document['revision']}"])
+    answer(document, output, _held)
+
+
+def _held(document: Mapping[str, Any]) -> Iterator[str]:
+    yield from override_lines(document) or ["no override is in force"]
+    yield f"revision {document['revision']}"
 
 
 def preview(seen: Mapping[str, Any]) -> Iterator[str]:
@@ -131,14 +136,18 @@ def preview(seen: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _tell(change: Mapping[str, Any], output: str) -> None:
-    knob = change["knob"]
-    life = "" if change["left_s"] is None else f" for {span(change['left_s'])}"
-    moved = f"{value_text(knob, change['old'])} -> {value_text(knob, change['new'])}"
-    answer(change, output, lambda: [f"{knob}: {moved}{life} (revision {change['revision']})"])
+    answer(change, output, _moved)
     if not change["kept"]:
         click.echo(
             "kvctl: in force, but the daemon could not write it down: a restart would undo it", err=True
         )
+
+
+def _moved(change: Mapping[str, Any]) -> Iterator[str]:
+    knob = change["knob"]
+    life = "" if change["left_s"] is None else f" for {span(change['left_s'])}"
+    moved = f"{value_text(knob, change['old'])} -> {value_text(knob, change['new'])}"
+    yield f"{knob}: {moved}{life} (revision {change['revision']})"
 
 
 def override_lines(document: Mapping[str, Any]) -> list[str]:

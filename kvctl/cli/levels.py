@@ -28,7 +28,7 @@ def loglevel(
             document = client.get("/v1/loglevel")
         else:
             document = client.post("/v1/loglevel", {"level": level, "ttl_s": ttl, "reason": reason})
-    answer(document, output, lambda: [_line(document)])
+    answer(document, output, lambda it: [_line(it)])
 
 
 def _line(document: Mapping[str, Any]) -> str:

@@ -29,7 +29,7 @@ def queue(watch: float | None, output: str, socket: Path | None, timeout: float)
     def once() -> None:
         with daemon(socket, timeout) as client:
             document = client.get("/v1/queue")
-        answer(document, output, lambda: _lines(document["engines"]))
+        answer(document, output, lambda it: _lines(it["engines"]))
 
     repeatedly(watch, output, once)
 

@@ -27,7 +27,7 @@ def reload(output: str, socket: Path | None, timeout: float) -> None:
             raise CommandError(
                 f"{error}\nnothing was changed: the old settings stay in force", FAILED
             ) from None
-    answer(document, output, lambda: _lines(document))
+    answer(document, output, _lines)
 
 
 def _lines(document: Mapping[str, Any]) -> Iterator[str]:

@@ -93,13 +93,16 @@ USUAL_POLICIES = ("none", "static", "kv-gauge", "forecast", "clairvoyant")
 def replay(**asked: object) -> None:
     """Replay TRACE (CSV, may be gzipped) or a decision log, and compare policies.
 
-    With --log: what would have been, had the margin been another (kvctl replay --log FILE --margin 5%,8%,12%).
-    The traffic, its output limits and the pool are the log's, and the engine is as fast as its answers were;
-    "recorded" is what really happened. TRACE has the columns t_s, input_tokens, output_tokens and may have client_id. The policies forecast and
+    With --log: what would have been with another margin (kvctl replay --log FILE --margin 5%,8%,12%).
+    Traffic, output limits and pool are the log's, the engine is as fast as its answers were, and "recorded"
+    is what really happened.
+
+    TRACE has the columns t_s, input_tokens, output_tokens and may have client_id. The policies forecast and
     static are the daemon's own gate. Goodput counts the requests that were served within --ttft seconds, from
     the first attempt, and --itl seconds per token; callers retry as openai-python does.
     """
-    from kvctl.cli.replay_run import Asked, compare  # noqa: PLC0415 - other verbs need none of it
+    from kvctl.cli.replay_asked import Asked  # noqa: PLC0415
+    from kvctl.cli.replay_run import compare  # noqa: PLC0415 - other verbs need none of it
     from kvctl.cli.replay_show import show_table  # noqa: PLC0415
 
     output, html = asked.pop("output"), asked.pop("html")

@@ -61,8 +61,10 @@ _COLUMNS: Mapping[str, tuple[str, Callable[[float | None], str]]] = {
 
 def spark(run: Run, seconds: float, width: int = WIDTH) -> str:
     """Usage over time in one line of bars, each the highest in its stretch."""
-    highest = [0.0] * width
+    highest = [-1.0] * width
     for point in run.points:
         at = min(int(point.at_s / seconds * width), width - 1)
         highest[at] = max(highest[at], point.usage)
+    for at in range(1, width):  # a short run has fewer points than places
+        highest[at] = highest[at] if highest[at] >= 0.0 else highest[at - 1]
     return "".join(BARS[min(round(value * (len(BARS) - 1)), len(BARS) - 1)] for value in highest)

@@ -39,7 +39,7 @@ def status(watch: float | None, output: str, socket: Path | None, timeout: float
     def once() -> None:
         with daemon(socket, timeout) as client:
             document = client.get("/v1/status")
-        answer(document, output, lambda: page(document))
+        answer(document, output, page)
 
     repeatedly(watch, output, once)
 

@@ -1,4 +1,8 @@
-"""``kvctl top``: the live view."""
+"""``kvctl top``: the live view.
+
+What the daemon tells is put in as text, never as markup, and fits the screen: with more engines than there is
+room for, each has a line instead of a panel.
+"""
 
 import time
 from collections import deque
@@ -8,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvctl.cli.common import count, daemon, percent, talks_to_daemon
+from kvctl.cli.common import count, daemon, percent, span, talks_to_daemon
+from kvctl.cli.terminal import shown
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
@@ -17,6 +22,7 @@ Document = Mapping[str, Any]
 _BARS = " ▁▂▃▄▅▆▇█"
 _HISTORY = 60
 _SHOWN = 8  # of the last refusals
+_PANEL_LINES = 10  # of one engine, written out
 
 
 @click.command()
@@ -30,14 +36,14 @@ def top(*, interval: float, frames: int | None, socket: Path | None, timeout: fl
 
     console, past = Console(), History()
     with daemon(socket, timeout) as client, Live(console=console, screen=console.is_terminal) as live:
-        shown = 0
-        while frames is None or shown < frames:
+        drawn = 0
+        while frames is None or drawn < frames:
             document = client.get("/v1/status")
             refused = client.get(f"/v1/decisions?refused=1&limit={_SHOWN}")["decisions"]
             past.note(document)
-            live.update(frame(document, refused, past), refresh=True)
-            shown += 1
-            if frames is None or shown < frames:
+            live.update(frame(shown(document), shown(refused), past, console.height), refresh=True)
+            drawn += 1
+            if frames is None or drawn < frames:
                 time.sleep(interval)
 
 
@@ -59,27 +65,33 @@ class History:
         return "".join(_BARS[min(max(round(each * steps), 0), steps)] for each in self._taken.get(name, ()))
 
 
-def frame(document: Document, refused: list[Document], past: History) -> "Group":
-    """One picture."""
+def frame(document: Document, refused: list[Document], past: History, height: int = 24) -> "Group":
+    """One picture of at most ``height`` lines, as far as engines and overrides allow."""
     from rich.console import Group  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
     colour = "green" if document["mode"] == "active" else "red"
-    parts: list[RenderableType] = [
-        Text(f"kvctl {document['version']}  {document['mode']}", style=f"bold {colour}")
-    ]
-    parts += [_engine(name, gate, past) for name, gate in document["engines"].items()]
-    parts += [
-        Text(f"{k} = {v['value']} for {v['left_s']:.0f} s more: {v['reason']}", style="yellow")
+    overrides = [
+        Text(f"{k} = {v['value']} for {v['left_s']:.0f} s more: {v['reason']}", "yellow", overflow="ellipsis")
         for k, v in document["overrides"]["active"].items()
     ]
-    parts.append(_refusals(refused))
-    return Group(*parts)
+    for line in overrides:
+        line.no_wrap = True
+    title = Text(f"kvctl {document['version']}  {document['mode']}", style=f"bold {colour}")
+    engines, least = document["engines"], 4  # lines: the title, the refusals' two heads and one of them
+    if len(engines) * _PANEL_LINES + len(overrides) + least <= height:
+        told = [_engine(name, gate, past) for name, gate in engines.items()]
+        lines = len(engines) * _PANEL_LINES
+    else:
+        told, lines = [_in_lines(engines, past)], len(engines) + 1
+    room = height - lines - len(overrides) - least + 1
+    return Group(title, *told, *overrides, _refusals(refused, max(room, 1)))
 
 
 def _engine(name: str, gate: Document, past: History) -> "RenderableType":
     from rich.panel import Panel  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
 
     grid = Table.grid(padding=(0, 2))
     budget = max(gate["budget_tokens"], 1)
@@ -90,12 +102,54 @@ def _engine(name: str, gate: Document, past: History) -> "RenderableType":
         ("held", gate["held_tokens"]),
     ):
         grid.add_row(label, count(value), _bar(value / budget))
-    used = [rank["kv_usage_ratio"] for rank in gate["ranks"] if rank["kv_usage_ratio"] is not None]
-    grid.add_row("engine usage", percent(max(used)) if used else "?", _bar(max(used)) if used else "")
+    used = _used(gate)
+    grid.add_row("engine usage", percent(used), "" if used is None else _bar(used))
     grid.add_row("in flight", count(gate["leases"]), f"nearest limit {gate['binding_limit']}")
+    grid.add_row("in queue", count(_waiting(gate)), _oldest(gate))
     grid.add_row("of late", "", past.curve(name))
-    colour = "green" if gate["state"] == "up" else "red"
-    return Panel(grid, title=f"{name}  {gate['state']}", border_style=colour, title_align="left")
+    title = Text(f"{name}  {gate['state']}")
+    return Panel(grid, title=title, border_style=_colour(gate), title_align="left")
+
+
+def _in_lines(engines: Document, past: History) -> "RenderableType":
+    """A line for each engine."""
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    made = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    made.add_column("engine", no_wrap=True, overflow="ellipsis", ratio=1, min_width=8)
+    made.add_column("state", no_wrap=True)
+    for head in ("budget", "forecast", "used", "runs", "waits"):
+        made.add_column(head, justify="right", no_wrap=True)
+    made.add_column("of late", no_wrap=True, max_width=12)
+    for name, gate in engines.items():
+        made.add_row(
+            Text(name),
+            Text(gate["state"], style=_colour(gate)),
+            *map(count, (gate["budget_tokens"], gate["forecast_peak_tokens"])),
+            percent(None if (used := _used(gate)) is None else round(used, 3)),
+            *map(count, (gate["leases"], _waiting(gate))),
+            past.curve(name)[-12:],
+        )
+    return made
+
+
+def _colour(gate: Document) -> str:
+    return "green" if gate["state"] == "up" else "red"
+
+
+def _used(gate: Document) -> float | None:
+    """Of the fullest rank."""
+    known = [rank["kv_usage_ratio"] for rank in gate["ranks"] if rank["kv_usage_ratio"] is not None]
+    return max(known, default=None)
+
+
+def _waiting(gate: Document) -> int:
+    return sum(gate["queue"]["waiting"].values()) if gate["queue"] else 0
+
+
+def _oldest(gate: Document) -> str:
+    return f"the first for {span(gate['queue']['oldest_s'])}" if _waiting(gate) else ""
 
 
 def _bar(share: float, width: int = 40) -> str:
@@ -103,17 +157,23 @@ def _bar(share: float, width: int = 40) -> str:
     return "█" * full + "·" * (width - full)
 
 
-def _refusals(refused: list[Document]) -> "RenderableType":
+def _refusals(refused: list[Document], most: int) -> "RenderableType":
+    """The last ones, the latest first."""
     from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
 
-    made = Table(title="last refusals", title_justify="left", expand=False, box=None)
-    for head in ("time", "id", "prompt", "allowed", "reason", "retry after"):
-        made.add_column(head)
-    for it in reversed(refused):
+    made = Table(title="last refusals", title_justify="left", box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    made.add_column("time", no_wrap=True)
+    made.add_column("id", no_wrap=True, overflow="ellipsis", min_width=8, ratio=1)
+    made.add_column("prompt", justify="right", no_wrap=True)
+    made.add_column("allowed", justify="right", no_wrap=True)
+    made.add_column("reason", no_wrap=True)
+    made.add_column("retry", justify="right", no_wrap=True)
+    for it in list(reversed(refused))[:most]:
         later = "-" if it["retry_after_s"] is None else f"{it['retry_after_s']:g} s"
         made.add_row(
             it["time"][11:19],
-            it["id"][:36],
+            Text(it["id"]),
             count(it["prompt_tokens"]),
             count(it["allowed_output"]),
             it["reason"],

@@ -1,7 +1,7 @@
 """``kvctl drain``, ``undrain``, ``bypass`` and ``resume``: whether traffic is let in, and on whose word."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -102,9 +102,13 @@ def _until_idle(client: AdminClient, timeout: float, engine: str | None) -> None
         time.sleep(_PEEK_S)
 
 
+def _words(it: Mapping[str, Any]) -> Iterator[str]:
+    life = f" for {span(it['left_s'])}" if it.get("left_s") else ""
+    which = f" (engine {it['engine']} changed)" if "engine" in it else ""
+    yield it["mode"] + life + which
+
+
 def _told(document: Mapping[str, Any], output: str) -> None:
-    life = f" for {span(document['left_s'])}" if document.get("left_s") else ""
-    which = f" (engine {document['engine']} changed)" if "engine" in document else ""
-    answer(document, output, lambda: [document["mode"] + life + which])
+    answer(document, output, _words)
     if not document["kept"]:
         click.echo(_LOST, err=True)

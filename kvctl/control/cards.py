@@ -24,6 +24,7 @@ _LEVELS = {
     EventKind.XID_OTHER: logging.WARNING,
     EventKind.ECC_CORRECTED: logging.INFO,
 }
+_AFTER_FATAL = ": engines known to be on it get no requests until they restart"
 
 
 def _nothing(_: object) -> None:
@@ -122,7 +123,7 @@ class CardPoller:
 
     def _tell_event(self, event: CardEvent) -> None:
         self._happened(event)
-        after = ": its engines get no requests until they restart" if event.fatal else ""
+        after = _AFTER_FATAL if event.fatal and event.uuids else ""
         cards = ",".join(event.uuids)
         # a word for each kind: a storm of corrected errors must not use up the lines of the others
         logs.event(log, _LEVELS[event.kind], f"gpu_{event.kind}", f"{event.sentence}{after}", gpu=cards)

@@ -3,9 +3,12 @@
 docs/admin-api.md describes every key.
 """
 
+import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
+
+import msgspec
 
 from kvctl.core.decisions import DecisionRecord, EndRecord, Entry, Story
 from kvctl.core.hindsight import remedies
@@ -95,6 +98,14 @@ def story(told: Story, wall_offset: float) -> Document:
         shown = end(told.end, told.end.at + wall_offset)
         over = {key: shown[key] for key in _END_KEYS}
     return {**made, "ended": over, "remedies": remedies(told.decision)}
+
+
+def encoded(document: Mapping[str, Any]) -> bytes:
+    """A document as JSON in one line, also with a name that UTF-8 has no form for: half a surrogate pair."""
+    try:
+        return msgspec.json.encode(document)
+    except UnicodeEncodeError:
+        return json.dumps(document, separators=(",", ":"), default=str).encode()
 
 
 def stamp(wall: float) -> str:

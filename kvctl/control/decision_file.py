@@ -7,15 +7,12 @@ Law 8: a disk that takes nothing is a state with one line when it begins and one
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
-
-import msgspec
 
 from kvctl import logs
 from kvctl.control import decision_documents as documents
+from kvctl.control.appending import append
 from kvctl.core.decisions import Entry
 
 log = logs.get("decisions")
@@ -48,7 +45,6 @@ class DecisionFile:
         self._every_s = every_s
         self._buffer: list[tuple[Entry, float]] = []
         self._dropped_told = 0
-        self._encode = msgspec.json.Encoder().encode
         self._task: asyncio.Task[None] | None = None
 
     def put(self, entry: Entry) -> None:
@@ -89,29 +85,15 @@ class DecisionFile:
 
     def _write(self, batch: list[tuple[Entry, float]], dropped: int) -> str:
         """Append; returns why it could not. Blocks."""
-        lines = [self._encode(documents.line(entry, entry.at + offset)) for entry, offset in batch]
+        lines = [documents.encoded(documents.line(entry, entry.at + offset)) for entry, offset in batch]
         if dropped:
-            lines.append(self._encode({"v": documents.VERSION, "type": "dropped", "records": dropped}))
+            lines.append(documents.encoded({"v": documents.VERSION, "type": "dropped", "records": dropped}))
         data = b"\n".join(lines) + b"\n"
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
-            self._rotate(len(data))
-            handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
-            try:
-                _write_all(handle, data)
-            finally:
-                os.close(handle)
+            append(self.path, data, max_bytes=self._max_bytes, kept=KEPT)
         except OSError as error:
             return f"{error.strerror or error} ({self.path})"
         return ""
-
-    def _rotate(self, more: int) -> None:
-        if not self.path.exists() or self.path.stat().st_size + more <= self._max_bytes:
-            return
-        names = [self.path, *(self.path.with_name(f"{self.path.name}.{n}") for n in range(1, KEPT + 1))]
-        for newer, older in reversed(list(pairwise(names))):
-            if newer.exists():
-                newer.replace(older)
 
     def _note(self, fault: str) -> None:
         if fault and not self.fault:
@@ -121,9 +103,3 @@ class DecisionFile:
             sentence = f"the decision log is written again; {self.dropped} records were lost"
             logs.event(log, logging.INFO, "decisions_writable", sentence)
         self.fault = fault
-
-
-def _write_all(handle: int, data: bytes) -> None:
-    left = memoryview(data)
-    while left:
-        left = left[os.write(handle, left) :]

@@ -119,7 +119,7 @@ class Whole:
         if not isinstance(value, int) or isinstance(value, bool):
             raise OverrideError(Refusal.BAD_VALUE, f"{value!r:.50} is not a whole number")
         if not self.low <= value <= self.high:
-            raise OverrideError(Refusal.OUT_OF_BOUNDS, f"{value} is outside {self.low} to {self.high}")
+            raise OverrideError(Refusal.OUT_OF_BOUNDS, f"{value!r:.50} is outside {self.low} to {self.high}")
         return value
 
 
@@ -332,7 +332,8 @@ def _span(seconds: float) -> str:
 
 
 def _reason(reason: object) -> str:
-    clean = " ".join(reason.split()) if isinstance(reason, str) else ""
+    text = reason if isinstance(reason, str) else ""
+    clean = " ".join("".join(each if each.isprintable() else " " for each in text).split())
     if not clean:
         raise OverrideError(Refusal.NO_REASON, "an override needs a reason")
     if len(clean) > REASON_MAX:

@@ -58,6 +58,11 @@ def _answer(session: NvmlSession, asked: Question, said: Lines) -> Answer:
     return Answer(number=asked.number, said=said.taken())
 
 
+def _say(out: BinaryIO, answer: Answer) -> None:
+    out.write(written(answer))
+    out.flush()
+
+
 def main() -> None:
     """Serve until stdin ends."""
     parent = os.getppid()
@@ -68,6 +73,7 @@ def main() -> None:
         return
     with os.fdopen(os.dup(1), "wb") as out:
         os.dup2(2, 1)
+        _say(out, Answer(number=0))  # it runs: from here on time counts against the driver
         said = Lines()
         logger = logging.getLogger("kvctl.gpu")
         logger.setLevel(logging.INFO)
@@ -76,15 +82,14 @@ def main() -> None:
             binding = load_binding()
         except ImportError as error:
             reading = GpuReading(fault=SourceFault.LIBRARY_MISSING, detail=str(error))
-            out.write(written(Answer(number=question(sys.stdin.buffer.readline()).number, reading=reading)))
+            _say(out, Answer(number=question(sys.stdin.buffer.readline()).number, reading=reading))
             return
         if binding.shadowed:
             logger.warning("%s", binding.shadowed)
         selectors = [parse_selector(text) for text in sys.argv[1:]]
         session = NvmlSession(Nvml(binding.module), selectors, time.monotonic)
         for answer in answers(session, sys.stdin.buffer, said):
-            out.write(written(answer))
-            out.flush()
+            _say(out, answer)
 
 
 if __name__ == "__main__":

@@ -37,8 +37,7 @@ class ProcessWorker:
         self._pending: dict[int, asyncio.Future[Answer]] = {}
         self._process: asyncio.subprocess.Process | None = None
         self._listening: asyncio.Task[None] | None = None
-        self._left = False
-        self._answered = False
+        self._begun = asyncio.Event()  # it runs, or never will
 
     @property
     def alive(self) -> bool:
@@ -73,19 +72,21 @@ class ProcessWorker:
             self.leave()
         if self._listening is not None:
             await asyncio.wait([self._listening], timeout=timeout_s)
+            self._listening.cancel()  # of what cannot be killed
+            await asyncio.gather(self._listening, return_exceptions=True)
 
     def leave(self) -> None:
         """Kill it. Its end is waited for beside everything else."""
-        self._left = True
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
 
     async def _ask(self, what: str, timeout_s: float, wait_ms: int = 0) -> Answer:
-        """Raises TimeoutError, or WorkerGoneError when it ended."""
-        extra = 0.0 if self._answered else START_S
-        async with asyncio.timeout(timeout_s + extra):
+        """Raises TimeoutError, or WorkerGoneError when it ended. An interpreter's start has its own time."""
+        async with asyncio.timeout(START_S):
             process = self._process or await self._start()
+            await self._begun.wait()
+        async with asyncio.timeout(timeout_s):
             if process.stdin is None or not self.alive:
                 raise WorkerGoneError(self._end())
             number = next(self._numbers)
@@ -118,6 +119,7 @@ class ProcessWorker:
             log.warning("the NVML process answered with something else")
             self.leave()
         finally:
+            self._begun.set()
             if process.stdin is not None:
                 process.stdin.close()
         await process.wait()
@@ -126,7 +128,7 @@ class ProcessWorker:
                 future.set_exception(WorkerGoneError(self._end()))
 
     def _take(self, got: Answer) -> None:
-        self._answered = True
+        self._begun.set()  # its first line says that it runs, and answers nobody
         for level, text in got.said:
             log.log(level, "%s", text)
         future = self._pending.get(got.number)

@@ -267,6 +267,10 @@ class Handler:
 
 def _count_once(metrics: ProxyMetrics, plan: Plan) -> None:
     """Bodies that were read for several engines at once were counted once."""
+    if len(plan.readings) == 1:
+        parsed = plan.readings[0].parsed
+        metrics.counted(parsed.count_method, parsed.count_seconds)
+        return
     for parsed in {id(reading.parsed): reading.parsed for reading in plan.readings}.values():
         metrics.counted(parsed.count_method, parsed.count_seconds)
 

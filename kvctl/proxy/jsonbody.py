@@ -10,6 +10,7 @@ import asyncio
 import json
 import re
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
@@ -61,13 +62,17 @@ _KEYS = re.compile(rb'"([a-z_]{1,24})"\s*:')  # all keys of DECIDING have this f
 _DECIDING = frozenset(key.encode() for key in DECIDING)
 # A letter or underscore written as an escape: the key may hide from a search for its plain spelling.
 _ESCAPED_LETTER = re.compile(rb"\\u00(?:5[fF]|[46][1-9a-fA-F]|[57][0-9aA])", re.ASCII)
+# Each holds the texts of its body twice for a moment, and glibc keeps an arena of 64 MiB for each.
+_threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="kvctl-json")
 LARGE = 256 * 1024  # bytes: more would keep the loop for a millisecond
 _decode = msgspec.json.Decoder().decode
 
 
 async def read(body: bytes) -> dict[str, Any] | BadRequest:
     """As ``read_object``; a large body in a thread."""
-    return read_object(body) if len(body) <= LARGE else await asyncio.to_thread(read_object, body)
+    if len(body) <= LARGE:
+        return read_object(body)
+    return await asyncio.get_running_loop().run_in_executor(_threads, read_object, body)
 
 
 def read_object(body: bytes) -> dict[str, Any] | BadRequest:

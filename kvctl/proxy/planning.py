@@ -48,11 +48,14 @@ class Plan:
 
     def of(self, backend: Backend) -> Reading:
         """The request as that engine reads it."""
-        return next(reading for reading in self.readings if reading.backend is backend)
+        for reading in self.readings:
+            if reading.backend is backend:
+                return reading
+        raise LookupError(backend.name)
 
     def without(self, backend: Backend) -> "Plan | None":
         """The plan without an engine; None: no other is left."""
-        left = tuple(reading for reading in self.readings if reading.backend is not backend)
+        left = tuple([reading for reading in self.readings if reading.backend is not backend])
         return Plan(self.model, self.prefixes, self.rank, left) if left else None
 
 

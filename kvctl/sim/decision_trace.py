@@ -1,8 +1,9 @@
 """A decision log (``v`` 1, as in docs/admin-api.md) as the traffic that made it.
 
-One caller is one call, however often it tried: an arrival that asks for the same as one refused shortly
-before, of the same tenant, is its next try. How long an answer is that nobody ever got is not in the log: it
-is drawn from the answers that ended, of the same tenant and model where there are enough.
+One caller is one call, however often it tried: an arrival that asks for the same as one that was refused, of
+the same tenant, is its next try when it comes when it was told to (in ``retry-after-ms``, or in the whole
+seconds of ``Retry-After``), or under the same X-Request-Id. How long an answer is that nobody ever got is
+not in the log: it is drawn from the answers that ended, of the same tenant and model where there are enough.
 """
 
 import json
@@ -11,13 +12,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from math import ceil
 from pathlib import Path
 from typing import Any
 
 from kvctl.sim.trace import Row, TraceError, opened
 
 VERSION = 1
-RETRY_WITHIN_S = 10.0  # after the moment that the caller was told, or after its refusal
+EARLY_S, LATE_S = 0.05, 0.5  # how far from the moment that it was told a next try may come
+SAME_ID_WITHIN_S = 120.0
 ENOUGH = 20  # answers of a tenant and model; else those of all
 _REFUSED = frozenset({"reject_later", "unavailable"})
 _NEVER = "reject_never"
@@ -28,7 +31,7 @@ Line = Mapping[str, Any]
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Told:
-    """A caller of the log. Times in seconds from the first arrival; ``output`` None: it never got an answer."""
+    """A caller of the log. Times in seconds from the first arrival; ``output`` None: it got no answer."""
 
     at_s: float
     tenant: str
@@ -99,11 +102,32 @@ def _lines(path: Path) -> Iterator[Line]:
         yield line
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Refused:
+    """A try that was refused; ``named`` is its X-Request-Id, "" where it had none."""
+
+    at: float
+    hint_s: float
+    named: str
+    told: Told
+
+    @property
+    def latest_s(self) -> float:
+        """Of its next try, if it does as it was told."""
+        return ceil(self.hint_s) + LATE_S
+
+    def comes_back(self, name: str, at: float) -> bool:
+        """Whether one that asks for the same at that time is the same caller."""
+        if self.named and name == self.named:
+            return True
+        return self.hint_s - EARLY_S <= at - self.at <= self.latest_s
+
+
 class _Reader:
     def __init__(self) -> None:
         self.trace = DecisionTrace()
         self._began: float | None = None
-        self._refused: dict[tuple[Any, ...], list[tuple[float, Told]]] = defaultdict(list)
+        self._refused: dict[tuple[Any, ...], list[_Refused]] = defaultdict(list)
         self._by_lease: dict[str, Told] = {}
 
     def take(self, line: Line) -> None:
@@ -133,17 +157,19 @@ class _Reader:
                 told.admitted_s, told.leases = at, int(line["leases"])
                 self._by_lease[line["lease"]] = told
             else:
-                until = at + float(line["retry_after_s"] or 0.0) + RETRY_WITHIN_S
-                self._refused[_same(line)].append((until, told))
+                hint = float(line["retry_after_s"] or 1.0)
+                named = line["id"] if line["id"] != line["lease"] else ""
+                self._refused[_same(line)].append(_Refused(at, hint, named, told))
 
     def _caller(self, line: Line, at: float) -> Told:
         """The one that tries again, or a new one."""
         waiting = self._refused[_same(line)]
-        while waiting:
-            until, told = waiting.pop(0)
-            if until >= at:
-                told.tries += 1
-                return told
+        waiting[:] = [one for one in waiting if at - one.at <= max(one.latest_s, SAME_ID_WITHIN_S)]
+        for one in waiting:
+            if one.comes_back(line["id"], at):
+                waiting.remove(one)
+                one.told.tries += 1
+                return one.told
         told = Told(
             at_s=at - float(line["waited_s"]),
             tenant=line["tenant"],

@@ -1,7 +1,9 @@
 """From a decision log to a scene: the traffic, the pool, and an engine as fast as the one in the log."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from kvctl.sim.decision_trace import DecisionTrace, Told, rows_of
 from kvctl.sim.fitting import fit
@@ -14,55 +16,67 @@ from kvctl.sim.trace import Row, TraceError, at_rate, that_fit, window
 MEASURED = "measured"
 ENOUGH = 20  # answers to measure step times by
 LONG_ENOUGH = 8  # tokens of an answer that tells a pace
+SHORTEST_STEP_S = 1e-4
 
 
 def measured_profile(trace: DecisionTrace) -> Profile:
     """Step times by the answers in the log. Raises SetupError where there are too few.
 
-    Seconds per token are a step's base and its share for each sequence that ran beside (those of the log, at
-    the middle of the answer); the least time to a first token grows with its prompt. What reading the KV
-    cache costs is part of the former.
+    An answer of ``n`` tokens takes, after its first, ``n - 1`` steps and whatever prompts were computed in
+    them:  seconds = base x steps + decode_sequence x steps x beside + prefill_token x prompts,  with
+    ``beside`` the sequences that ran in its middle. Reading the KV cache is part of the second term.
     """
-    answers = [told for told in trace.callers if _tells_pace(told)]
+    spans = [_span(told) for told in trace.callers if told.seconds is not None]
+    answers = [span for span in spans if span.output >= LONG_ENOUGH]
     if len(answers) < ENOUGH:
-        raise SetupError(f"{len(answers)} whole answers in the log are too few to measure an engine by")
-    spans = [(told.admitted_s or 0.0, (told.admitted_s or 0.0) + (told.seconds or 0.0)) for told in answers]
-    beside = [_running(spans, (begin + end) / 2) for begin, end in spans]
-    base, each = fit([(1.0, float(count)) for count in beside], [_pace(told) for told in answers])
-    alone = [(float(sum(told.prompts)), told.first_token_s or 0.0) for told in answers]
-    prefill = _least_slope(alone)
+        raise SetupError(f"{len(answers)} answers in the log are too few to measure an engine by")
+    beside = _Beside(spans)
+    rows = [beside.amounts(answer) for answer in answers]
+    base, each, prompt = fit(rows, [answer.end - answer.first for answer in answers])
     return Profile(
         name=MEASURED,
         about=f"measured by {len(answers)} answers of a decision log",
-        base_s=max(base, 1e-4),
-        prefill_token_s=prefill,
+        base_s=max(base, SHORTEST_STEP_S),
+        prefill_token_s=prompt,
         decode_sequence_s=each,
         kv_token_s=0.0,
     )
 
 
-def _tells_pace(told: Told) -> bool:
-    return (
-        told.admitted_s is not None
-        and told.seconds is not None
-        and told.first_token_s is not None
-        and told.sequences == 1
-        and (told.output or 0) >= LONG_ENOUGH
-    )
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """When an answer's tokens came; ``output`` 0: it tells no pace."""
+
+    first: float
+    end: float
+    prompt: int
+    output: int
 
 
-def _pace(told: Told) -> float:
-    return ((told.seconds or 0.0) - (told.first_token_s or 0.0)) / max((told.output or 0) - 1, 1)
+def _span(told: Told) -> _Span:
+    admitted = told.admitted_s or 0.0
+    end = admitted + (told.seconds or 0.0)
+    first = end if told.first_token_s is None else admitted + told.first_token_s
+    output = 0 if told.first_token_s is None or told.sequences > 1 else (told.output or 0)
+    return _Span(first, end, sum(told.prompts), output)
 
 
-def _running(spans: Sequence[tuple[float, float]], at: float) -> int:
-    return sum(begin <= at < end for begin, end in spans)
+class _Beside:
+    """What ran and what began at a time, of all answers of a log."""
 
+    def __init__(self, spans: Sequence[_Span]) -> None:
+        by_first = sorted(spans, key=lambda span: span.first)
+        self._firsts = [span.first for span in by_first]
+        self._prompts = [0, *accumulate(span.prompt for span in by_first)]
+        self._ends = sorted(span.end for span in spans)
 
-def _least_slope(points: Sequence[tuple[float, float]]) -> float:
-    """Seconds per prompt token of those that hardly waited: the median of the lower half's ratios."""
-    ratios = sorted(seconds / prompt for prompt, seconds in points if prompt)
-    return ratios[len(ratios) // 4] if ratios else 0.0
+    def amounts(self, answer: _Span) -> tuple[float, float, float]:
+        """Steps, steps times what ran beside, and prompt tokens computed meanwhile."""
+        middle, steps = (answer.first + answer.end) / 2, answer.output - 1
+        beside = bisect_right(self._firsts, middle) - bisect_right(self._ends, middle)
+        begun = bisect_right(self._firsts, answer.end), bisect_right(self._firsts, answer.first)
+        prompts = self._prompts[begun[0]] - self._prompts[begun[1]]
+        return float(steps), float(steps * beside), float(prompts)
 
 
 @dataclass(frozen=True, slots=True)

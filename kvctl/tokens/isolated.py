@@ -59,7 +59,7 @@ class Child:
             self.end()
             raise TokenizerError(told)
         ours.setblocking(False)
-        self.vocab_size: int | None = told
+        self.described: tuple[int | None, list[str]] = told
 
     def end(self) -> None:
         """Kill it, whatever it is at."""
@@ -86,7 +86,7 @@ class IsolatedCounter(OwnTokenizer):
         """Blocks while the files are loaded. Raises TokenizerError."""
         self._start = (folder, max_chars, workers)
         self._child: Child | None = Child(*self._start)
-        super().__init__(self._child.vocab_size)
+        super().__init__(*self._child.described)
         self._timeout_s = timeout_s
         self._most_waiting = workers * WAITING_PER_WORKER
         self._most_bytes = waiting_bytes

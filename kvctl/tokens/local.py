@@ -37,7 +37,7 @@ class LocalCounter(OwnTokenizer):
         max_chars: int = 16 * 1024 * 1024,
         waiting_bytes: int = WAITING_BYTES,
     ) -> None:
-        super().__init__(files.vocab_size)
+        super().__init__(files.vocab_size, sorted(files.templates))
         self._tokeniser = Tokeniser(files, max_chars=max_chars)
         self._inline_bytes = inline_bytes
         self._timeout_s = timeout_s

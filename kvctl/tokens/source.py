@@ -83,13 +83,15 @@ class OwnTokenizer(ABC):
 
     ``context`` may be set to what reads the engine's context length, where it is known, and ``begins`` to
     what says whether it is worth knowing how prompts begin: counts are then ``Tokens``. ``lost(sentence)``
-    is called when a process that counts has ended. ``waiting``: counts that are queued or under way.
+    is called when a process that counts has ended. ``templates``: the names of its chat templates.
+    ``waiting``: counts that are queued or under way.
     """
 
     method = CountMethod.LOCAL
 
-    def __init__(self, vocab_size: int | None) -> None:
+    def __init__(self, vocab_size: int | None, templates: Sequence[str]) -> None:
         self.vocab_size = vocab_size
+        self.templates = tuple(templates)
         self.context: Callable[[], int | None] = lambda: None
         self.begins: Callable[[], bool] = lambda: False
         self.lost: Callable[[str], None] = lambda _: None

@@ -104,7 +104,7 @@ def main() -> None:
         except TokenizerError as error:
             channel.sendall(message((0, (FAILED, str(error)), ())))
             return
-        channel.sendall(message((0, (COUNTS, files.vocab_size), ())))
+        channel.sendall(message((0, (COUNTS, (files.vocab_size, sorted(files.templates))), ())))
         _serve(channel, reader.read, Tokeniser(files, max_chars=int(max_chars)), int(workers))
 
 

@@ -388,3 +388,18 @@ async def test_many_callers_and_one_that_hangs(office: Office) -> None:
     await asyncio.gather(watch, return_exceptions=True)
     assert {status for status, _, _ in answers} == {200}
     hung[1].close()
+
+
+@pytest.mark.parametrize("seconds", [-1, 3601, "5m", True, None, float("inf")])
+async def test_a_release_of_no_good_time(office: Office, seconds: object) -> None:
+    """D16: the driver is let go of for a time that ends."""
+    status, word = await refused(office, "post", "/v1/gpu/release", {"for_s": seconds})
+    assert (status, word) in {(422, "bad_value"), (400, "bad_request")}
+
+
+async def test_a_release_is_audited(office: Office) -> None:
+    """D16: who let go of the driver, for how long and why."""
+    done = await office.call("post", "/v1/gpu/release", {"for_s": 60, "reason": "reset"})
+    assert done == {"released_s": 60.0, "kept": True}
+    line = audit(office)[-1]
+    assert (line["verb"], line["for_s"], line["reason"]) == ("gpu_release", 60.0, "reset")

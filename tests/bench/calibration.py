@@ -16,21 +16,25 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from itertools import combinations, pairwise
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from kvctl.sim.fitting import fit
 from kvctl.sim.profiles import Profile
 from kvctl.sim.replay_policies import parse_policy, run_policy
 from kvctl.sim.replay_score import figures
+from kvctl.sim.trace import Row
 from tests.bench.goodput.bench import TARGET, Bench, Group, Record, Turn, scene_of
 from tests.bench.goodput.stage import CAPACITY, CpuStage, Page
+from tests.bench.goodput.workload import BURSTS
 
 POLICIES = ("none", "concurrency=40", "forecast")
 WITHIN = 0.15
+ENOUGH = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,56 +67,12 @@ def _window(before: Page, after: Page) -> Window:
     return Window(after.at - before.at, (steps, prompt, output, steps * held))
 
 
-def fit(found: Sequence[Window]) -> tuple[float, float, float, float]:
-    """The coefficients, none below zero. Raises ValueError where there is too little to go by."""
-    if len(found) < 20:
-        raise ValueError(f"{len(found)} windows are too few to fit a profile to")
-    scale = [max(window.amounts[n] for window in found) or 1.0 for n in range(4)]
-    rows = [[amount / most for amount, most in zip(one.amounts, scale, strict=True)] for one in found]
-    seconds = [one.seconds for one in found]
-    best, least = [0.0] * 4, float("inf")
-    for size in range(1, 5):
-        for chosen in combinations(range(4), size):
-            solved = _solve([[row[n] for n in chosen] for row in rows], seconds)
-            if solved is None or min(solved) < 0.0:
-                continue
-            whole = [0.0] * 4
-            for n, value in zip(chosen, solved, strict=True):
-                whole[n] = value
-            error = sum((_dot(row, whole) - one) ** 2 for row, one in zip(rows, seconds, strict=True))
-            if error < least:
-                best, least = whole, error
-    base, prefill, decode, held = (value / most for value, most in zip(best, scale, strict=True))
-    return base, prefill, decode, held
-
-
-def _dot(left: Iterable[float], right: Iterable[float]) -> float:
-    return sum(a * b for a, b in zip(left, right, strict=True))
-
-
-def _solve(rows: Sequence[Sequence[float]], values: Sequence[float]) -> list[float] | None:
-    """Least squares by the normal equations; None where they have no one answer."""
-    size = len(rows[0])
-    matrix = [
-        [sum(row[i] * row[j] for row in rows) for j in range(size)]
-        + [sum(row[i] * value for row, value in zip(rows, values, strict=True))]
-        for i in range(size)
-    ]
-    for at in range(size):
-        pivot = max(range(at, size), key=lambda row: abs(matrix[row][at]))
-        if abs(matrix[pivot][at]) < 1e-9:
-            return None
-        matrix[at], matrix[pivot] = matrix[pivot], matrix[at]
-        for row in range(size):
-            if row != at:
-                factor = matrix[row][at] / matrix[at][at]
-                matrix[row] = [a - factor * b for a, b in zip(matrix[row], matrix[at], strict=True)]
-    return [matrix[at][size] / matrix[at][at] for at in range(size)]
-
-
 def fitted(records: Sequence[Record], name: str = "measured") -> Profile:
     """The profile of the engine while those runs were made."""
-    base, prefill, decode, held = fit([one for record in records for one in windows(record.pages)])
+    found = [one for record in records for one in windows(record.pages)]
+    if len(found) < ENOUGH:
+        raise ValueError(f"{len(found)} windows are too few to fit a profile to")
+    base, prefill, decode, held = fit([one.amounts for one in found], [one.seconds for one in found])
     return Profile(
         name=name,
         about="fitted to what the engine counted while it was loaded",
@@ -172,3 +132,75 @@ def _within_spread(virtual: Sequence[dict[str, Any]], real: Sequence[dict[str, A
     middle = median(one["preemptions"] for one in virtual)
     slack = 2.0 * max(median(counts), 1.0) ** 0.5
     return bool(min(counts) - slack <= middle <= max(counts) + slack)
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.calibration", description=__doc__)
+    parser.add_argument("--rate", type=float, action="append", help="requests a second [10 and 20]")
+    parser.add_argument(
+        "--seed", type=int, action="append", help="step times are fitted to the first [1, 2, 3]"
+    )
+    parser.add_argument("--policy", action="append", help=f"in front of both engines {POLICIES}")
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="write the runs there")
+    parser.add_argument("--of", type=Path, metavar="FILE", help="runs that were kept, in place of new ones")
+    parser.add_argument("--lock", type=Path, help="of a machine that is shared: held for minutes at a time")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Run, fit, replay and print."""
+    asked = arguments()
+    records = made(asked) if asked.of is None else kept(asked.of)
+    if asked.keep is not None:
+        keep(records, asked.keep)
+    json.dump(calibration(records), sys.stdout, indent=2)
+
+
+def made(asked: argparse.Namespace) -> Sequence[Record]:
+    """The runs on the real engine."""
+    turn = Turn(asked.lock)
+    with tempfile.TemporaryDirectory() as folder, turn.taken():
+        stage = CpuStage()
+        try:
+            bench = Bench(stage, Path(folder), turn)
+            for seed in asked.seed or (1, 2, 3):
+                for rate in asked.rate or (10.0, 20.0):
+                    group = Group(rate=rate, seed=seed, cap="2048", workload=BURSTS, seconds=asked.seconds)
+                    bench.run_group(group, asked.policy or POLICIES)
+        finally:
+            stage.close()
+            turn.give_back()
+    return bench.recorded
+
+
+def keep(records: Sequence[Record], path: Path) -> None:
+    """Write runs for a later calibration."""
+    path.write_text(json.dumps([asdict(record) for record in records]), encoding="utf-8")
+
+
+def kept(path: Path) -> list[Record]:
+    """Runs that were written."""
+    return [
+        Record(
+            Group(**one["group"]),
+            one["policy"],
+            [Row(**row) for row in one["rows"]],
+            [Page(**page) for page in one["pages"]],
+            one["figures"],
+        )
+        for one in json.loads(path.read_text(encoding="utf-8"))
+    ]
+
+
+def calibration(records: Sequence[Record]) -> dict[str, Any]:
+    """The fitted profile, and both engines side by side."""
+    first = records[0].group.seed
+    profile = fitted([record for record in records if record.group.seed == first])
+    coefficients = {name: getattr(profile, name) for name in Profile.__slots__}
+    return {"profile": coefficients, "fitted_to_seed": first, "compared": compare(records, profile)}
+
+
+if __name__ == "__main__":
+    main()

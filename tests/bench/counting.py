@@ -118,12 +118,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m tests.bench.counting")
     parser.add_argument("--tokenizer", type=Path, help="a model's folder; default: a tiny one")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--isolation", choices=("thread", "process"), action="append")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         tokenizer = options.tokenizer or write(folder / "tiny")
         results: dict[str, dict[str, float]] = {}
-        for isolation in ("thread", "process"):
+        for isolation in options.isolation or ("thread", "process"):
             runs = [_one(folder, tokenizer, isolation) for _ in range(options.rounds)]
             alone, busy, taken = (median(run[place] for run in runs) for place in range(3))
             rise = median(busy - alone for alone, busy, _ in runs)

@@ -229,3 +229,15 @@ async def test_watch_shows_again(daemon: Daemon) -> None:
         process.send_signal(signal.SIGINT)
         await process.stdout.read()
         assert await process.wait() == 0
+
+
+async def test_cards_and_letting_go_of_them(daemon: Daemon, kvctl: Kvctl) -> None:
+    done = await kvctl("gpu", "list")
+    assert done.status == 0
+    assert done.out.splitlines()[0].split()[:3] == ["GPU", "UUID", "FREE"]
+    assert "GPU-1" in done.out
+    done = await kvctl("gpu", "release", "--for", "10m", "--reason", "MIG layout")
+    assert (done.status, done.out) == (0, "no card is held, for up to 10 min\n")
+    assert (await kvctl("gpu", "acquire")).out == "the cards are read again\n"
+    assert daemon.stand.released == [600.0, 0.0]
+    assert (await kvctl("gpu", "release", "--for", "2h")).status != 0

@@ -2,6 +2,7 @@
 
 import json
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -107,3 +108,87 @@ def test_a_measured_profile_is_read_from_a_file(trace: Path, tmp_path: Path) -> 
     assert "on mine," in CliRunner().invoke(cli, arguments).output
     path.write_text("{}")
     assert "not a profile" in CliRunner().invoke(cli, arguments).stderr
+
+
+def log_of(folder: Path) -> Path:
+    """A decision log of sixty answers and some refusals."""
+    lines = []
+    for n in range(90):
+        at, lease = n * 0.25, f"L{n}"
+        decision = {
+            "v": 1,
+            "type": "decision",
+            "time": stamp(at),
+            "engine": "one",
+            "lease": lease,
+            "id": lease,
+            "route": "chat",
+            "model": "m",
+            "tenant": "a",
+            "prompts": [200 + n],
+            "n": 1,
+            "asked_output": 400,
+            "stream": True,
+            "capacity_tokens": 8000,
+            "margin_ratio": 0.08,
+            "leases": 1,
+            "decision": "admit" if n % 3 else "reject_later",
+            "retry_after_s": None if n % 3 else 1.0,
+            "waited_s": 0.0,
+        }
+        lines.append(decision)
+        if n % 3:
+            end = {"v": 1, "type": "end", "time": stamp(at + 2.0), "engine": "one", "lease": lease}
+            figures = {"end": "finished", "seconds": 2.0, "first_token_s": 0.2, "output_tokens": 60 + n}
+            lines.append(end | figures)
+    path = folder / "decisions.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def stamp(at: float) -> str:
+    return datetime.fromtimestamp(1_800_000_000 + at, UTC).isoformat(timespec="milliseconds")
+
+
+def test_a_decision_log_is_replayed_with_other_margins(tmp_path: Path) -> None:
+    arguments = ["replay", "--log", str(log_of(tmp_path)), "--margin", "5%,8%,12%"]
+    done = CliRunner().invoke(cli, [*arguments, "-o", "json"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert list(found) == ["recorded", "forecast 5%", "forecast 8%", "forecast 12%"]
+    assert all(set(one) >= KEYS for one in found.values())
+    assert found["recorded"]["completed"] == 60
+    assert found["recorded"]["preemptions"] is None
+    shown = CliRunner().invoke(cli, arguments).output
+    assert "on measured, 8,000 KV tokens" in shown
+    assert "30 answers nobody ever got" in shown
+
+
+def test_a_log_says_what_its_margin_and_limits_were(tmp_path: Path) -> None:
+    log, html = log_of(tmp_path), tmp_path / "page.html"
+    options = ["--policy", "static", "--engine-profile", "8b-24g", "--html", str(html)]
+    done = CliRunner().invoke(cli, ["replay", "--log", str(log), *options, "-o", "json"])
+    assert list(json.loads(done.stdout)) == ["recorded", "static"]
+    assert "recorded" in html.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ([], "a trace or --log"),
+        (["--log", "LOG", "TRACE"], "one of them"),
+        (["TRACE", "--engine", "one"], "--engine goes with --log"),
+        (["--log", "LOG", "--engine", "two"], "no engine 'two'"),
+        (["--log", "TRACE"], "trace.csv, line 1"),
+        (["--log", "LOG", "--shared-prefix", "100"], "does not say how prompts begin"),
+        (["--log", "LOG", "--start", "500"], "fewer than two"),
+        (["--log", "LOG", "--context", "50"], "none from 0"),
+    ],
+)
+def test_what_makes_no_sense_with_a_log_is_told(
+    trace: Path, tmp_path: Path, options: list[str], words: str
+) -> None:
+    places = {"LOG": str(log_of(tmp_path)), "TRACE": str(trace)}
+    done = CliRunner().invoke(cli, ["replay", *(places.get(word, word) for word in options)])
+    assert done.exit_code == 1
+    assert words in done.stderr

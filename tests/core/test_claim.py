@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from kvctl.core.claim import Limits, Shape, claim, never_fits, round_up
 from kvctl.core.outcomes import RejectReason
 from tests.core.conversation import shape
+from tests.effort import examples
 
 CONTEXT_8K = Limits(context=8192, rank_capacity=20_000, capacity_exact=True, block=16)
 
@@ -144,7 +145,7 @@ def test_nonsense_is_no_shape(prompts: tuple[int, ...], n: int) -> None:
         Shape(route="chat", model="m", prompts=prompts, n=n)
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     prompts=st.lists(st.integers(0, 40_000), min_size=1, max_size=4),
     n=st.integers(1, 4),

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvctl.core.engine_view import FROZEN_TOKENS, EngineView, ViewConfig
+from kvctl.core.engine_view import FROZEN_TOKENS, SURVIVED_S, EngineView, ViewConfig
 from kvctl.core.outcomes import EngineState, SourceFault
 from kvctl.core.telemetry import EngineInfo, GpuSample, RankSample
 from tests.core.conversation import PAGE
@@ -251,3 +251,41 @@ def test_new_uncorrectable_errors_are_a_fault_until_the_engine_restarts() -> Non
         else:
             page(view, 2.0, started_at=5000.0)
         assert view.state(2.0) is EngineState.UP
+
+
+def test_an_error_that_ends_the_work_on_a_card_is_a_fault_until_the_engine_restarts() -> None:
+    view = seen()
+    view.cards_read([card()])
+    view.cards_failed(["GPU-0"], 1.0)
+    assert view.state(1.0) is EngineState.FAULT
+    view.cards_read([card()])
+    assert view.state(2.0) is EngineState.FAULT, "it reads well; the engine's work on it is over all the same"
+    view.connect_failed()
+    view.connect_failed()
+    page(view, 3.0)
+    assert view.state(3.0) is EngineState.UP
+
+
+def test_what_goes_on_making_tokens_was_not_ended() -> None:
+    """Law 10: an engine that answers long after the error was not who it ended."""
+    view = seen()
+    view.cards_read([card()])
+    view.cards_failed(["GPU-0"], 1.0)
+    view.token_seen(1.0, 1.0 + SURVIVED_S)  # may have been under way
+    assert view.state(1.0) is EngineState.FAULT
+    view.token_seen(1.0, 1.1 + SURVIVED_S)
+    page(view, 1.1 + SURVIVED_S)
+    assert view.state(1.1 + SURVIVED_S) is EngineState.UP
+
+
+def test_what_is_known_of_an_engines_cards_goes_before_what_is_configured() -> None:
+    cards = [replace(card(), uuid=f"GPU-{i}") for i in range(3)]
+    for configured in (False, True):
+        view = seen(ViewConfig(cards_named=configured))
+        view.cards_read(cards, named=False)
+        view.cards_failed(["GPU-2"], 1.0)
+        assert view.state(1.0) is EngineState.UP, "one of the machine's"
+        view.cards_read(cards[:2], named=True)
+        assert view.state(1.0) is EngineState.UP, "another's"
+        view.cards_failed(["GPU-1"], 1.0)
+        assert view.state(1.0) is EngineState.FAULT

@@ -15,6 +15,7 @@ from kvctl.core.outcomes import EndReason, Policy
 from kvctl.core.supply import GateConfig
 from kvctl.core.survival import STEPS, SurvivalModel, Table, exponential_hazards, survival_from_hazards
 from tests.core.conversation import PAGE, Conversation, shape
+from tests.effort import examples
 
 TABLE = Table(survival_from_hazards(exponential_hazards(300.0)))
 LIMITS = Limits(context=1 << 20, block=16)
@@ -59,7 +60,7 @@ requests = st.tuples(
 )
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(requests, min_size=1, max_size=8), st.lists(st.integers(0, 7), max_size=8))
 def test_the_sum_of_curves_is_the_naive_forecast(
     asked: list[tuple[int, int, int, int, int]], gone: list[int]

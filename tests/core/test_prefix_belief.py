@@ -25,6 +25,7 @@ from kvctl.core.outcomes import EndReason, Note, Policy
 from kvctl.core.reconcile import DOUBTED_S, DOUBTFUL_PAGES
 from kvctl.core.supply import GateConfig
 from kvctl.core.telemetry import EngineInfo, RankSample
+from tests.effort import examples
 
 CAPACITY = 100_000
 PROMPT, SHARED = 3100, 2944  # 23 borders of 128 tokens
@@ -186,7 +187,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_sums_are_exact_whatever_is_believed_meanwhile(steps: list[tuple[str, int, int]]) -> None:
     site = Site(Gate(GateConfig(ttft_target_s=None, itl_target_s=None, policy=Policy.NONE)))
     site.start()

@@ -14,6 +14,7 @@ from kvctl.core.guards import Guards
 from kvctl.core.ledger import Lease
 from kvctl.core.outcomes import EndReason, Policy
 from kvctl.core.prefixes import DEEPEST, Prefixes
+from tests.effort import examples
 
 MODEL = "m"
 BORDER = 32
@@ -57,7 +58,7 @@ WORDS = st.lists(st.integers(1, 2), min_size=1, max_size=12)
     st.sampled_from([16, 32, 48]),
     st.randoms(use_true_random=False),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_what_is_saved_is_what_the_union_of_blocks_lacks(
     steps: list[tuple[list[list[int]], bool]], block: int, random: object
 ) -> None:
@@ -165,7 +166,7 @@ def alike(one: list[float], other: list[float]) -> None:
     ),
     st.randoms(use_true_random=False),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_between_ticks_the_forecast_is_what_a_tick_would_make_it(
     steps: list[tuple[list[list[int]], int, bool]], random: object
 ) -> None:

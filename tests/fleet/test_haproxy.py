@@ -11,7 +11,7 @@ from tests.fleet.boxes import Answer, Box, ask, binary, eventually, running, sma
 from tests.live.engine import free_port
 
 HAPROXY = binary("haproxy")
-pytestmark = pytest.mark.skipif(HAPROXY is None, reason="no haproxy on this machine")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(HAPROXY is None, reason="no haproxy on this machine")]
 
 BUDGET = 32_000
 TAKEN = (0, 9_600, 19_200)  # of BUDGET: headroom 100 %, 70 %, 40 %

@@ -6,6 +6,7 @@ the exit status is 1.
 
 import asyncio
 import contextlib
+import os
 import shutil
 import statistics
 import subprocess
@@ -20,6 +21,8 @@ from kvctl.gpu.binding import Nvml, NvmlFailure, load_binding
 from kvctl.gpu.enumerate import enumerate_cards
 from kvctl.gpu.nvml import NvmlSource
 from kvctl.gpu.select import Card, parse_selector
+from kvctl.gpu.worker import Isolation
+from tests.gpu import sandbox
 from tests.gpu.cuda import Cuda, CudaError
 
 MIB = 1 << 20
@@ -53,13 +56,14 @@ class Report:
         self.line(("ok   " if good else "FAIL ") + what, value)
 
 
-def source(*selectors: str) -> NvmlSource:
+def source(*selectors: str, isolation: Isolation = Isolation.THREAD) -> NvmlSource:
     """The source as the daemon makes it."""
-    return NvmlSource([parse_selector(text) for text in selectors or ("all",)], timeout_s=10)
+    chosen = [parse_selector(text) for text in selectors or ("all",)]
+    return NvmlSource(chosen, timeout_s=10, isolation=isolation)
 
 
-async def run(report: Report) -> GpuReading:
-    """The whole report; its first reading."""
+async def run(report: Report, *, apart: bool = True) -> GpuReading:
+    """The whole report; its first reading. ``apart``: with what is seen from processes of their own."""
     cards = source()
     first = await cards.read()
     if first.fault is not None:
@@ -76,7 +80,11 @@ async def run(report: Report) -> GpuReading:
     for sample in first.samples:
         await _selection(report, sample)
     _smi(report, (await _once()).samples)
+    await _events(report)
     await _memory(report)
+    if apart:
+        await _isolated(report, first)
+        sandbox.line(report, [sample.uuid for sample in first.samples])
     return first
 
 
@@ -202,8 +210,62 @@ async def _memory(report: Report) -> None:
                 "4 GiB taken are seen", good=fallen >= 4 * GIB - MIB, value=f"after {milliseconds(lag)}"
             )
             await cards.close()
+            await _ourselves(report, cuda.uuid)
     except CudaError as error:
         report.line("allocation", "not tried", str(error))
+
+
+async def _ourselves(report: Report, uuid: str) -> None:
+    """Whether a process that computes finds its own pid: what gpus = auto needs."""
+    found = (await _once(uuid)).processes.get(uuid)
+    if found is None:
+        report.line("processes on this card", "not told")
+        return
+    pids = ", ".join(f"{each.pid} ({each.used_bytes})" for each in found)
+    own = any(each.pid == os.getpid() for each in found)
+    note = (
+        "this process is among them"
+        if own
+        else "this process is not: another pid namespace, gpus = auto fails"
+    )
+    report.line("processes on this card", pids or "none", note)
+
+
+async def _events(report: Report) -> None:
+    """What the driver would tell of itself, and how well it keeps a wait's time."""
+    cards = source()
+    first = await cards.read()
+    for sample in first.samples:
+        report.line(f"events of {sample.uuid}", sample.absent.get("events", "registered"))
+    began = time.perf_counter()
+    events = await cards.pause(1.0)
+    waited = milliseconds(time.perf_counter() - began)
+    report.line("a pause of 1 s", waited, "; ".join(event.sentence for event in events) or "nothing was told")
+    await cards.close()
+
+
+async def _isolated(report: Report, first: GpuReading) -> None:
+    """The same reading from a process of its own: what it costs, and that nothing is held afterwards."""
+    cards = source(isolation=Isolation.PROCESS)
+    began = time.perf_counter()
+    reading = await cards.read()
+    report.line("process: first read", milliseconds(time.perf_counter() - began))
+    same = [sample.uuid for sample in reading.samples] == [sample.uuid for sample in first.samples]
+    report.check("process: reads the same cards", good=same, value=reading.fault or "")
+    if reading.fault is None:
+        seconds = []
+        for _ in range(READS):
+            began = time.perf_counter()
+            await cards.read()
+            seconds.append(time.perf_counter() - began)
+        shown = f"p50 {milliseconds(statistics.median(seconds))}, max {milliseconds(max(seconds))}"
+        report.line(f"process: read, {READS} times, as the loop sees it", shown)
+        report.line("process: private memory", sandbox.private_memory())
+    await cards.close()
+    held = sandbox.devices_held(sandbox.children())
+    report.check("process: nothing is held after closing", good=not held, value=", ".join(held))
+    ours = sandbox.devices_held(["self"])  # where NVML was shut down in a thread, and maybe CUDA was used
+    report.line("thread: held after closing", ", ".join(ours) or "nothing")
 
 
 def main() -> int:

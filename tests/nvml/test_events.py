@@ -1,6 +1,7 @@
 """What the driver tells of itself, through the real binding: kinds, cards, instances, and no way to tell."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pynvml  # type: ignore[import-untyped]
 import pytest
@@ -184,3 +185,10 @@ def test_every_error_code_is_a_state(install: Install, code: int, where: str) ->
     reading = reader.read()
     assert reading.fault is None
     assert [sample.free_bytes for sample in reading.samples] == [card.free for card in library.cards]
+
+
+def test_the_documentation_has_the_same_table() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "gpu.md").read_text()
+    rows = [line.strip("| ").split(" | ")[:3] for line in text.splitlines() if line.startswith("| ")]
+    told = [(int(xid), kind.strip("`"), words) for xid, words, kind in (r for r in rows if r[0].isdigit())]
+    assert told == [(xid, str(kind), words) for xid, kind, words in table()]

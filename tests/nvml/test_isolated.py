@@ -224,3 +224,11 @@ async def test_a_worker_that_was_left_answers_nothing(drill: Drill) -> None:  # 
             await asyncio.sleep(0.01)
     with pytest.raises(WorkerGoneError, match="signal 9"):
         await worker.read(5)
+
+
+async def test_a_driver_that_hangs_from_the_start(drill: Drill, source: NvmlSource) -> None:
+    """Named at the first poll: the start of an interpreter has a time of its own."""
+    drill.rule("nvmlInitWithFlags hang")
+    assert (await source.read()).fault is SourceFault.HUNG
+    drill.rule()
+    assert (await steady(source, None)).samples

@@ -122,6 +122,7 @@ class Fed:
         }
         sample = GpuSample(**(fields | changes))  # type: ignore[arg-type]
         self.reading = GpuReading(samples=(sample,), seconds=0.002)
+        self.metrics.card_seen(sample.uuid)
         self.step(GpusRead((sample,)))
 
     def answers(self, count: int, output: int, *, prompt: int = 64) -> None:

@@ -18,7 +18,7 @@ from tests.ops.stage import GIB, Stage, open_stage
 
 FOLDER = Path(generate.__file__).parent / "prometheus"
 PATIENCE_S = 60.0
-pytestmark = pytest.mark.skipif(PROGRAM is None, reason=MISSING)
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(PROGRAM is None, reason=MISSING)]
 World = tuple[Stage, Prometheus]
 
 

@@ -38,6 +38,7 @@ def test_promtool_takes_the_rules(name: str) -> None:
     assert status == 0, text
 
 
+@pytest.mark.slow
 @needs_promtool
 def test_every_alert_fires_and_clears() -> None:
     """Each alert's own story: silent, firing, silent."""
@@ -45,6 +46,7 @@ def test_every_alert_fires_and_clears() -> None:
     assert status == 0, text
 
 
+@pytest.mark.slow
 @needs_promtool
 def test_a_story_would_notice_an_alert_that_is_missing(tmp_path: Path) -> None:
     for path in FOLDER.glob("kvctl.*.yml"):

@@ -7,9 +7,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvctl.plan import Flags, Given, PlanError, describe, make_plan, parse_config, read_config
+from tests.effort import examples
 from tests.plan.configs import ALL
 
-SOME = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+SOME = settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 MORE_KEYS = (
     "layer_types", "layer_types_counts", "text_config", "rope_scaling", "quantization_config",
     "block_configs", "hybrid_layer_pattern", "no_rope_layers", "attn_config", "attention_other_setting",

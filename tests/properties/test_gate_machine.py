@@ -35,6 +35,7 @@ from kvctl.core.supply import GateConfig
 from kvctl.core.survival import STEPS
 from kvctl.core.telemetry import EngineInfo, GpuSample, RankSample
 from tests.core.conversation import PAGE, shape
+from tests.effort import examples
 
 RATIOS = st.none() | st.sampled_from([0.0, 0.1, 0.5, 0.72, 0.9, 1.0])
 GROWTH = st.sampled_from([0.0, 0.0, 1.0, 500.0])
@@ -304,9 +305,8 @@ class GateMachine(RuleBasedStateMachine):
 
 TestGate = GateMachine.TestCase
 TestGate.settings = settings(
-    max_examples=150,
+    max_examples=examples(150),
     stateful_step_count=40,
     deadline=None,
-    derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 )

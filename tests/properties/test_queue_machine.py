@@ -40,6 +40,7 @@ from kvctl.core.supply import GateConfig
 from kvctl.core.telemetry import EngineInfo
 from kvctl.core.tenants import TenantRule
 from tests.core.conversation import PAGE, shape
+from tests.effort import examples
 
 WAIT_S, LARGE_WAIT_S = 5.0, 20.0
 RULES = (
@@ -228,9 +229,8 @@ class QueueMachine(RuleBasedStateMachine):
 
 TestQueue = QueueMachine.TestCase
 TestQueue.settings = settings(
-    max_examples=80,
+    max_examples=examples(80),
     stateful_step_count=40,
     deadline=None,
-    derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 )

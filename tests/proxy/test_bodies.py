@@ -20,6 +20,7 @@ from kvctl.proxy.limits import BadRequest
 from kvctl.tokens.base import Count, CountMethod
 from kvctl.tokens.chain import ChainCounter
 from kvctl.tokens.load import load_counter
+from tests.effort import examples
 from tests.tokens.tiny import write
 
 Json = dict[str, Any]
@@ -525,7 +526,7 @@ CONVERSATIONS = st.lists(
     ),
     max_size=4,
 )
-FUZZ = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = settings(max_examples=examples(200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @given(target=ROUTES, body=BODIES, turns=st.none() | CONVERSATIONS, engine=ENGINES)

@@ -12,6 +12,7 @@ from kvctl.proxy import jsonbody, largejson
 from kvctl.proxy.jsonbody import LARGE, read_object
 from kvctl.proxy.largejson import LONG, NotPlainError, parse_large
 from kvctl.proxy.limits import BadRequest
+from tests.effort import examples
 
 TEXT = st.text(st.characters(), max_size=40) | st.sampled_from(
     ['"', "\\", '\\"', "\U0001f600", "\u00e9" * 9, "a" * 50, "\n", "\x7f", "\ud800", "\udc00"]
@@ -25,7 +26,7 @@ VALUES = st.recursive(
 
 
 @given(value=VALUES, ascii_only=st.booleans())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_what_is_read_is_what_the_engine_reads(value: Any, ascii_only: bool) -> None:
     body = json.dumps(value, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
     with pytest.MonkeyPatch.context() as patch:
@@ -39,7 +40,7 @@ def test_what_is_read_is_what_the_engine_reads(value: Any, ascii_only: bool) -> 
 
 
 @given(body=st.binary(max_size=80) | st.text('{}[]":,\\au0d81', max_size=60).map(str.encode))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_what_is_no_json_is_left_to_the_others(body: bytes) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(largejson, "LONG", 4)

@@ -17,6 +17,7 @@ from kvctl.proxy.sniffer import (
     StreamSniffer,
     sniffer_for,
 )
+from tests.effort import examples
 from tests.proxy.harness import DONE, PLAIN, STREAM, USAGE_EVENT, event
 
 ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}\n\n'
@@ -62,7 +63,7 @@ def line_ends(data: bytes, kind: bytes) -> bytes:
     return data.replace(b"\n", kind)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     pieces=st.lists(st.sampled_from(PIECES), max_size=6),
     kind=st.sampled_from([b"\n", b"\r\n", b"\r"]),
@@ -293,7 +294,7 @@ def test_choice_of_reader(kind: bytes, encoding: bytes, sort: type) -> None:
     assert type(sniffer_for(kind, encoding)) is sort
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(st.binary(max_size=40), max_size=8))
 def test_garbage_is_survived(parts: list[bytes]) -> None:
     for sniffer in (StreamSniffer(), JsonSniffer(), NoSniffer()):

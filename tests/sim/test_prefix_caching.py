@@ -19,6 +19,7 @@ from kvctl.sim.requests import Reader
 from kvctl.sim.scheduler import EngineConfig, Scheduler, Sequence
 from kvctl.sim.text import block_hashes as hashes_of_ids
 from kvctl.sim.trace import Row, TraceError, read_trace
+from tests.effort import examples
 
 BLOCK = 16
 
@@ -131,7 +132,7 @@ def test_a_block_freed_twice_is_told() -> None:
     ),
     st.integers(14, 60),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_blocks_are_exact_whatever_comes(arrivals: list[tuple[list[int], int, int]], blocks: int) -> None:
     """Readers of a block are those who list it, its contents are theirs, and at the end all are free."""
     scheduler = Scheduler(config(blocks))

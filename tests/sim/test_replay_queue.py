@@ -56,6 +56,7 @@ def large_among_small(seed: int, count: int, every: int) -> list[Row]:
     return rows
 
 
+@pytest.mark.slow
 def test_large_requests_start_when_they_were_told() -> None:
     """50 heads at least: four in five by their projection, the median near it, none waits for ever."""
     engine = engine_config(read_profile("8b-h200"), POOL, POOL - 2_000)
@@ -106,7 +107,7 @@ RULES = (TenantRule(name="quiet"), TenantRule(name="flood"))
 
 
 @pytest.mark.parametrize("wait_s", [0.0, 1.0])
-@pytest.mark.parametrize("rate", [1.0, 2.0])
+@pytest.mark.parametrize("rate", [1.0, pytest.param(2.0, marks=pytest.mark.slow)])
 def test_a_flooding_tenant_leaves_the_other_its_fair_share(wait_s: float, rate: float) -> None:
     """Its fair share: all that it asks for, or half of what the engine serves, whichever is less."""
     rows = two_tenants(1, {"quiet": rate, "flood": 12.0})

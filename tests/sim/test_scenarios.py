@@ -74,6 +74,7 @@ def test_thirty_seconds_after_a_fault_all_is_as_before(fault: str, ends: float) 
 SEEDS = (3, 4, 5)
 
 
+@pytest.mark.slow
 @pytest.mark.xfail(strict=True, reason="0.86 of one that never knew it otherwise, and 0.68 over six seeds")
 def test_answers_four_times_as_long_are_learned_within_half_a_minute() -> None:
     """After a shift the pool serves one in time a second: three runs together, or it is mostly noise."""
@@ -85,6 +86,7 @@ def test_answers_four_times_as_long_are_learned_within_half_a_minute() -> None:
     assert changed >= 0.9 * always
 
 
+@pytest.mark.slow
 @pytest.mark.xfail(
     strict=True, reason="12 to 14 per 1,000 where the pool holds some 40 answers before the shift"
 )

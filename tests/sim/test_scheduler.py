@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from kvctl.sim.blocks import NULL_BLOCK, BlockPool, PoolError
 from kvctl.sim.profiles import PROFILES
 from kvctl.sim.scheduler import EngineConfig, Finish, Plan, Sampled, Scheduler, Sequence
+from tests.effort import examples
 
 PROFILE = PROFILES["tiny-cpu"]
 
@@ -289,7 +290,7 @@ actions = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     actions=actions,
     blocks=st.integers(2, 20),
@@ -341,7 +342,7 @@ def test_blocks_are_conserved_whatever_comes(
 
 
 @given(prompts=st.lists(st.integers(1, 100), min_size=1, max_size=8), outputs=st.integers(1, 40))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_everybody_who_fits_is_served_in_full_and_in_order(prompts: list[int], outputs: int) -> None:
     scheduler = engine(blocks=12, block_size=16, context=1000)
     for index, prompt in enumerate(prompts):

@@ -6,13 +6,14 @@ from hypothesis import strategies as st
 
 from kvctl.tokens.bound import SPECIALS_PER_TEXT, chat_bound, json_bound, text_bound
 from kvctl.tokens.media import MediaBounds, without_media
+from tests.effort import examples
 from tests.tokens.tiny import train
 
 TOKENIZER = train()
 
 
 @given(st.text())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_no_text_has_more_tokens_than_its_bound(text: str) -> None:
     assert len(TOKENIZER.encode(text)) <= text_bound(text) + SPECIALS_PER_TEXT
 

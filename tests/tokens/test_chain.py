@@ -14,6 +14,7 @@ from kvctl.tokens.files import load_files
 from kvctl.tokens.load import load_counter
 from kvctl.tokens.local import LocalCounter
 from kvctl.tokens.source import Why
+from tests.effort import examples
 from tests.tokens.tiny import CHATML, write
 
 USER = {"role": "user", "content": "hi"}
@@ -184,7 +185,7 @@ BODY = st.fixed_dictionaries(
 
 
 @given(body=BODY)
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 async def test_no_shape_of_a_chat_makes_it_raise(local: ChainCounter, body: dict[str, Any]) -> None:
     """A26: null, lists and nonsense in any place of a chat still give a count."""
     count = await local.count_chat("m", body, 100)

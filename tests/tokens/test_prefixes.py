@@ -13,6 +13,7 @@ from kvctl.tokens.chain import ChainCounter
 from kvctl.tokens.engine import EngineCounter
 from kvctl.tokens.files import load_files
 from kvctl.tokens.local import LocalCounter
+from tests.effort import examples
 from tests.tokens.tiny import write
 
 SYSTEM = "You are helpful, brief, and never wrong about the weather in Cologne. " * 60
@@ -23,7 +24,7 @@ SYSTEM = "You are helpful, brief, and never wrong about the weather in Cologne. 
     st.lists(st.integers(0, 3), max_size=600),
     st.sampled_from([0, BORDER - 1, BORDER, 3 * BORDER + 5, RUN, RUN + 1]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_equal_hashes_are_equal_beginnings(one: list[int], other: list[int], common: int) -> None:
     beginning = [7] * common
     mine, theirs = prefix_of(beginning + one), prefix_of(beginning + other)

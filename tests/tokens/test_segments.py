@@ -16,6 +16,7 @@ from kvctl.tokens.files import load_files
 from kvctl.tokens.segments import Segments, adds_up, cutting_tokens
 from kvctl.tokens.source import View
 from kvctl.tokens.tokeniser import Tokeniser
+from tests.effort import examples
 from tests.tokens.tiny import BOS, EOS, IM_END, IM_START, train, write
 
 
@@ -92,7 +93,7 @@ def cached(tokenizer: Tokenizer) -> Segments:
 
 
 @given(texts=st.lists(TEXTS, min_size=1, max_size=4), specials=st.booleans(), ids=st.booleans())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_parts_add_up(
     tokenizer: Tokenizer, cached: Segments, texts: list[str], specials: bool, ids: bool
 ) -> None:
@@ -135,7 +136,7 @@ CHAT = st.lists(
 
 
 @given(messages=CHAT, more=CHAT, tools=st.booleans())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_chats_count_as_their_rendered_text_does(
     tiny: tuple[Tokeniser, Any], messages: list[dict[str, str]], more: list[dict[str, str]], tools: bool
 ) -> None:

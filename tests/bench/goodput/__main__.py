@@ -1,8 +1,8 @@
 """``python -m tests.bench.goodput``: policies side by side through the real daemon.
 
-The same seeded arrivals for every policy, one after the other on one engine (vLLM on the CPU, or the simulated
-one), callers that retry as the openai client does. Goodput counts answers whose first token came within 2 s
-of the first attempt and whose tokens came every 100 ms; refused, late and cut requests count as misses.
+The same seeded arrivals for every policy, one after the other on one engine (vLLM on the CPU, or the
+simulated one), callers that retry as the openai client does. Goodput counts answers whose first token came
+within 2 s of the first attempt and whose tokens came every 100 ms; refused, late and cut ones are misses.
 Policies that the daemon does not have take its gate's place in the same process. The first run of the machine
 installs the engine (see tests/live/venv.py). Figures of different runs of this program are not comparable on
 a busy machine; the policies within one are.
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from kvctl.sim.profiles import PROFILES, Profile
-from tests.bench.calibration import compare, fitted
+from tests.bench.calibration import compare, fitted, keep
 from tests.bench.goodput.bench import ALONE, CAPPED, POLICIES, Bench, Group, Turn, resolve, saturation
 from tests.bench.goodput.report import medians, standing, table
 from tests.bench.goodput.stage import PROFILE, STAGES
@@ -51,13 +51,14 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--quick", action="store_true", help="twice saturation, one cap, one seed: minutes")
     parser.add_argument("--lock", type=Path, help="of a machine that is shared: held for minutes at a time")
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="what tests.bench.calibration --of reads")
     parser.add_argument("-o", "--output", choices=("json", "table"), default="table")
     return parser.parse_args()
 
 
 def measure(bench: Bench, base: Group) -> Profile:
     """The step times of the engine as it runs now."""
-    if bench.stage.steps_known:
+    if bench.stage.counts_steps:
         bench.run(replace(base, rate=MEASURING_RATE, cap="2048", seed=0), "concurrency=60")
         return fitted(bench.recorded)
     return PROFILES[PROFILE]
@@ -116,6 +117,8 @@ def main() -> None:
             stage.close()
             turn.give_back()
     profile = found.pop("profile")
+    if asked.keep is not None:
+        keep(bench.recorded, asked.keep)
     again = [
         one for one in bench.recorded if one.policy.partition("=")[0] in REPLAYED and not one.group.common
     ]

@@ -10,6 +10,7 @@ import asyncio
 import os
 import random
 import signal
+from collections.abc import Callable
 
 import uvloop
 
@@ -78,8 +79,8 @@ class DoorGate(Gate):
         )
         if not self._door.arrived(offer, now).admitted:
             wait_s = retry_delay({}, tries - 1, self._random)
-            words = {"needed_tokens": offer.prompt, "prompt_tokens": offer.prompt}
-            return [Reject(event.request_id, RejectReason.KV_BUDGET, **words, retry_after_s=wait_s)]
+            need = offer.prompt
+            return [Reject(event.request_id, RejectReason.KV_BUDGET, need, need, retry_after_s=wait_s)]
         commands = super().handle(event, now)
         if not any(isinstance(command, Admit) for command in commands):
             self._door.ended(event.request_id, 0, now, finished=False, broken=True)
@@ -103,7 +104,7 @@ class ClairvoyantGate(OracleGate):
 
 def gate_maker(spec: Spec, capacity: int, context: int, seed: int) -> MakeGate:
     """What makes the gates of a daemon under that policy."""
-    doors = {
+    doors: dict[str, Callable[[], Door]] = {
         "concurrency": lambda: Concurrency(spec.limit or 1),
         "engine-queue": lambda: Concurrency(spec.limit or 1),
         "kv-gauge": KvGauge,

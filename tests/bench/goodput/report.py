@@ -59,8 +59,9 @@ def standing(runs: Runs) -> list[dict[str, Any]]:
     for rate in sorted({run["rate"] for run in runs}):
         at_rate = [run for run in runs if run["rate"] == rate]
         for wanted in WANTED:
-            for cap in [wanted.cap] if wanted.cap else sorted({run["cap"] for run in at_rate}):
-                told += _against(wanted, at_rate, str(cap), rate)
+            caps = sorted({run["cap"] for run in at_rate})
+            for cap in [cap for cap in caps if wanted.cap in (None, cap)]:
+                told += _against(wanted, at_rate, cap, rate)
     return told + list(_preempted(runs))
 
 

@@ -78,10 +78,11 @@ def read_page(url: str) -> Page:
 
 
 class Stage(Protocol):
-    """An engine that runs while the context manager is open. ``queue`` is its own limit of requests."""
+    """An engine that runs until it is closed. ``queue`` is its own limit of requests."""
 
     model: str
     queue: int | None
+    counts_steps: bool  # on its page
 
     @property
     def url(self) -> str:
@@ -106,6 +107,7 @@ class CpuStage:
     """vLLM on the CPU."""
 
     model = NAME
+    counts_steps = True
 
     def __init__(self) -> None:
         self.queue: int | None = None
@@ -152,6 +154,7 @@ class SimStage:
 
     model: str = "sim"
     queue: int | None = None
+    counts_steps: bool = False
     port: int = field(default_factory=free_port)
     process: subprocess.Popen[bytes] | None = None
 

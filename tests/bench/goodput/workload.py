@@ -42,7 +42,7 @@ def _bursts(rate: float, seconds: float, seed: int) -> list[Row]:
     source = random.Random(seed)
     calm = (CYCLE_S - BURST_S * BURST_TIMES) / (CYCLE_S - BURST_S)
     begins = source.uniform(0.0, CYCLE_S - BURST_S)
-    at, rows = 0.0, []
+    at, rows = 0.0, list[Row]()
     while True:
         in_burst = begins <= at % CYCLE_S < begins + BURST_S
         at += source.expovariate(rate * (BURST_TIMES if in_burst else calm))
@@ -83,7 +83,7 @@ class SimTexts:
 
 
 def prompts(texts: Texts, rows: Sequence[Row], salt: str, common: int) -> Iterator[str]:
-    """The text of each row; ``salt`` makes those of different runs different. All begin alike for ``common``."""
+    """The text of each row, all alike for ``common`` tokens; other runs, by ``salt``, have other texts."""
     source = random.Random(salt)
     beginning = texts.make(source, common) + " " if common else ""
     for row in rows:

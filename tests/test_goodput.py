@@ -1,0 +1,246 @@
+"""The goodput bench's own parts: arrivals, gates in the daemon's place, figures and calibration."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kvctl.core.claim import Shape
+from kvctl.core.events import Admit, Arrived, Ended, EngineDescribed, Reject, Scraped, Ticked
+from kvctl.core.gate import Gate
+from kvctl.core.outcomes import EndReason, Policy
+from kvctl.core.supply import GateConfig
+from kvctl.core.telemetry import EngineInfo, RankSample
+from kvctl.sim.profiles import PROFILES
+from kvctl.sim.replay import Call
+from kvctl.sim.replay_policies import parse_policy, run_policy
+from kvctl.sim.replay_score import figures
+from kvctl.sim.trace import Row
+from tests.bench.calibration import compare, fitted, windows
+from tests.bench.goodput.bench import TARGET, Group, Record, document, scene_of
+from tests.bench.goodput.callers import call_id, read_call_id
+from tests.bench.goodput.gates import gate_maker
+from tests.bench.goodput.report import medians, standing
+from tests.bench.goodput.stage import CAPACITY, Page
+from tests.bench.goodput.workload import BURSTS, SimTexts, arrivals, prompts
+
+
+def test_bursts_keep_the_mean_rate() -> None:
+    rows = arrivals(BURSTS, 20.0, 100.0, 3, 8192)
+    assert len(rows) == pytest.approx(2000, rel=0.1)
+    assert [row.at_s for row in rows] == sorted(row.at_s for row in rows)
+    assert rows == arrivals(BURSTS, 20.0, 100.0, 3, 8192)
+
+
+def test_a_stretch_of_a_trace_comes_at_the_rate_asked_for() -> None:
+    rows = arrivals("tests/bench/traces/azure2023_conv.csv.gz", 10.0, 20.0, 2, 4096)
+    assert len(rows) == 200
+    assert rows[-1].at_s == pytest.approx(19.9, rel=0.01)
+    assert all(2 <= row.output_tokens <= 2048 for row in rows)
+    assert max(row.prompt_tokens + row.output_tokens for row in rows) <= 4096
+
+
+def test_prompts_begin_alike_where_they_should() -> None:
+    rows = arrivals(BURSTS, 20.0, 2.0, 1, 8192)
+    texts = list(prompts(SimTexts(), rows, "a", 100))
+    assert len({text[:400] for text in texts}) == 1
+    assert len({text[401:420] for text in texts}) == len(rows)
+    assert list(prompts(SimTexts(), rows, "b", 0)) != list(prompts(SimTexts(), rows, "a", 0))
+
+
+def test_an_attempt_tells_its_number_and_length() -> None:
+    assert read_call_id(call_id(7, 2, 345)) == (2, 345)
+    assert read_call_id("somebody-else") == (1, 1)
+
+
+def up(gate: Gate) -> Gate:
+    """With an engine of 16,000 tokens."""
+    gate.handle(EngineDescribed(EngineInfo(models=("m",), context_tokens=8192)), 0.0)
+    page(gate, 0.0, 0.0)
+    return gate
+
+
+def page(gate: Gate, now: float, usage: float) -> None:
+    sample = RankSample(
+        rank="0",
+        at=now,
+        kv_usage_ratio=usage,
+        running=1,
+        waiting=0,
+        capacity_tokens=16_000,
+        capacity_exact=True,
+    )
+    gate.handle(Scraped((sample,), asked_at=now), now)
+    gate.handle(Ticked(), now)
+
+
+def ask(gate: Gate, name: str, *, output: int = 100, tries: int = 1) -> Admit | Reject:
+    shape = Shape(route="chat", model="m", prompts=(100,), asked_output=2000, stream=True)
+    told = gate.handle(Arrived(name, shape, call_id(1, tries, output)), 1.0)
+    return next(command for command in told if isinstance(command, Admit | Reject))
+
+
+def made(policy: str) -> Gate:
+    own = Policy.FORECAST if policy == "clairvoyant" else Policy.NONE
+    return up(gate_maker(parse_policy(policy), 16_000, 8192, 1)(GateConfig(policy=own)))
+
+
+def test_a_door_decides_and_the_gate_keeps_the_ledger() -> None:
+    gate = made("concurrency=2")
+    assert [type(ask(gate, name)) for name in "abc"] == [Admit, Admit, Reject]
+    assert len(gate.ledger) == 2
+    gate.handle(Ended("a", EndReason.FINISHED, 100), 2.0)
+    assert isinstance(ask(gate, "d"), Admit)
+    for name in "bd":
+        gate.handle(Ended(name, EndReason.CLIENT_GONE), 3.0)
+    assert (len(gate.ledger), gate.ledger.claimed_tokens) == (0, 0)
+
+
+def test_who_is_refused_is_told_what_openai_python_would_do() -> None:
+    gate = made("concurrency=1")
+    ask(gate, "a")
+    for tries, least, most in ((1, 0.375, 0.5), (2, 0.75, 1.0)):
+        refused = ask(gate, f"b{tries}", tries=tries)
+        assert isinstance(refused, Reject)
+        assert least <= (refused.retry_after_s or 0.0) <= most
+
+
+def test_one_that_the_gate_cannot_let_in_leaves_the_door() -> None:
+    gate = gate_maker(parse_policy("concurrency=1"), 16_000, 8192, 1)(GateConfig(policy=Policy.NONE))
+    assert isinstance(ask(gate, "a"), Reject)  # the engine was never seen
+    assert isinstance(ask(up(gate), "b"), Admit)
+
+
+def test_the_gauge_goes_by_the_engines_pages() -> None:
+    gate = made("kv-gauge")
+    page(gate, 0.5, 0.9)
+    assert isinstance(ask(gate, "a"), Reject)
+    page(gate, 0.7, 0.5)
+    assert isinstance(ask(gate, "b"), Admit)
+
+
+def test_who_knows_the_lengths_lets_more_in_than_who_does_not() -> None:
+    admitted = {}
+    for policy in ("clairvoyant", "forecast"):
+        gate = made(policy) if policy == "clairvoyant" else up(Gate(GateConfig()))
+        admitted[policy] = sum(isinstance(ask(gate, str(n), output=10), Admit) for n in range(200))
+    assert admitted["clairvoyant"] > 1.5 * admitted["forecast"]
+
+
+def call(at: float, *, good: bool) -> Call:
+    """A good one takes a second, another starts four seconds late."""
+    row = Row(number=0, at_s=at, prompt_tokens=10, output_tokens=10)
+    return Call(
+        row=row,
+        cap=None,
+        first_at=at + (0.5 if good else 4.5),
+        ended_at=at + (1.0 if good else 5.0),
+        complete=True,
+        output=10,
+    )
+
+
+def looked(at: float, **more: Any) -> Page:
+    plain = {"usage": 0.5, "running": 1, "waiting": 0, "preemptions": 0, "prompt_tokens": 0}
+    return Page(at=at, **(plain | {"generation_tokens": 0, "steps": None} | more))
+
+
+def test_warm_up_is_reported_beside_and_not_dropped() -> None:
+    calls = [call(n * 0.1, good=n % 2 == 1) for n in range(400)]
+    found = document(
+        calls, [looked(0.0), looked(1.0), looked(90.0, preemptions=4)], [one.row for one in calls]
+    )
+    assert found["goodput_frac"] == 0.5
+    assert found["preemptions"] == 4
+    assert found["kv_usage_mean"] == 0.5
+    assert found["after_warm_up"]["requests"] == 400 - 130  # the hundredth ended at 12.9 s
+
+
+def runs(**goodputs: float) -> list[dict[str, Any]]:
+    plain = {
+        "goodput_frac": 0.5,
+        "preemptions": 1,
+        "requests": 500,
+        "ttft_p50_s": 0.1,
+        "after_warm_up": None,
+    }
+    policies = {name: plain | {"goodput_rps": value} for name, value in goodputs.items()}
+    return [{"rate": 20.0, "seed": 1, "cap": "2048", "policies": policies}]
+
+
+def test_targets_are_judged_against_the_best_limit_tried() -> None:
+    found = standing(
+        runs(**{"forecast": 9.0, "clairvoyant": 10.0, "concurrency=8": 9.5, "concurrency=4": 3.0})
+    )
+    told = {one.get("against"): one for one in found}
+    assert told["clairvoyant"] == {
+        "rate": 20.0,
+        "cap": "2048",
+        "against": "clairvoyant",
+        "wanted": 0.9,
+        "found": 0.9,
+        "met": True,
+    }
+    assert not told["concurrency=8"]["met"]
+    assert told[None]["preemptions_per_1000"] == 2.0
+    assert not told[None]["met"]
+
+
+def test_medians_pool_the_preemptions() -> None:
+    found = medians(runs(forecast=9.0) + runs(forecast=11.0))["forecast"]
+    assert found["goodput_rps"] == 10.0
+    assert found["preemptions"] == 2
+    assert found["preemptions_per_1000"] == 2.0
+
+
+def recorded(profile_name: str = "tiny-cpu") -> Record:
+    """A run of the simulated engine that stands for a real one, with pages that count its steps."""
+    profile = PROFILES[profile_name]
+    group = Group(rate=18.0, seed=1, cap="2048", workload=BURSTS, seconds=15.0)
+    scene = scene_of(group, profile)
+    found = figures(run_policy(parse_policy("forecast"), scene), TARGET)
+    pages, at = list[Page](), 0.0
+    for n in range(60):
+        steps, prompt, held = 20 + n % 7, 500 * (n % 3), CAPACITY * (0.3 + n % 5 * 0.1)
+        output = steps * (10 + n % 11)
+        at += profile.base_s * steps + profile.prefill_token_s * prompt
+        at += profile.decode_sequence_s * output + profile.kv_token_s * steps * held
+        last = pages[-1] if pages else looked(0.0, steps=0)
+        pages.append(
+            looked(
+                at,
+                usage=0.3 + n % 5 * 0.1,
+                steps=(last.steps or 0) + steps,
+                prompt_tokens=last.prompt_tokens + prompt,
+                generation_tokens=last.generation_tokens + output,
+            )
+        )
+    shown = {
+        name: getattr(found, name) for name in ("kv_usage_mean", "ttft_p50_s", "preemptions", "goodput_rps")
+    }
+    return Record(group, "forecast", list(scene.rows), pages, shown)
+
+
+def test_step_times_are_found_from_what_an_engine_counts() -> None:
+    found, wanted = fitted([recorded()]), PROFILES["tiny-cpu"]
+    assert found.base_s == pytest.approx(wanted.base_s, rel=0.25)
+    assert found.prefill_token_s == pytest.approx(wanted.prefill_token_s, rel=0.1)
+    assert found.decode_sequence_s == pytest.approx(wanted.decode_sequence_s, rel=0.1)
+
+
+def test_windows_with_a_preemption_or_without_work_say_nothing() -> None:
+    pages = [
+        looked(0.0, steps=1),
+        looked(1.0, steps=5),
+        looked(2.0, steps=9, preemptions=1),
+        looked(3.0, steps=9),
+    ]
+    assert [one.seconds for one in windows(pages)] == [1.0]
+
+
+def test_an_engine_agrees_with_itself_and_not_with_a_slower_one() -> None:
+    same = compare([recorded()], PROFILES["tiny-cpu"])[0]
+    assert same["kv_usage_ratio"] == same["ttft_p50_ratio"] == 1.0
+    assert all(same[name] for name in ("kv_usage_within", "ttft_p50_within", "preemptions_within"))
+    slower = replace(PROFILES["tiny-cpu"], base_s=0.02)
+    assert not compare([recorded()], slower)[0]["ttft_p50_within"]
