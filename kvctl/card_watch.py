@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from kvctl.control.cards import CardPoller
 from kvctl.control.engine_cards import AUTO, EngineCards
@@ -13,7 +14,7 @@ from kvctl.core.outcomes import SourceFault
 from kvctl.core.telemetry import GpuSample
 from kvctl.gpu.base import GpuReading, GpuSource
 from kvctl.gpu.faults import CardEvent
-from kvctl.metrics import SourceView
+from kvctl.metrics import Metrics, SourceView
 from kvctl.plan import Card
 
 Gpus = tuple[str, ...]
@@ -26,6 +27,16 @@ class CardNews:
     seen: Callable[[str], object]
     happened: Callable[[CardEvent], object]
     failing: Callable[[SourceFault], object]
+
+
+def news_to(metrics: Metrics, tell: Callable[[str, dict[str, Any]], object]) -> CardNews:
+    """To the metrics page, and what the driver says also to whoever listens to happenings."""
+
+    def happened(event: CardEvent) -> None:
+        metrics.card_event(event)
+        tell("gpu", {"kind": event.kind, "xid": event.xid, "sentence": event.sentence})
+
+    return CardNews(seen=metrics.card_seen, happened=happened, failing=metrics.cards_failing)
 
 
 class CardWatch:

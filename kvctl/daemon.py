@@ -26,7 +26,7 @@ from kvctl.admin.port import CardDetails, DaemonStatus, LastReload, Reloaded
 from kvctl.admin.reloading import Reloader
 from kvctl.admin.server import AdminApi, AdminServer, PublicApi, PublicServer
 from kvctl.admin.state import OwnedFolder
-from kvctl.card_watch import CardNews, CardWatch
+from kvctl.card_watch import CardWatch, news_to
 from kvctl.control.certificates import Certificates
 from kvctl.control.decision_file import DecisionFile
 from kvctl.control.gatekeeper import Gatekeeper
@@ -45,7 +45,6 @@ from kvctl.fleet.agent_check import AgentServer
 from kvctl.fleet.face import NOBODY, Face
 from kvctl.fleet.standing import standing_of
 from kvctl.gpu.base import GpuReading, GpuSource
-from kvctl.gpu.faults import CardEvent
 from kvctl.metrics import CONTENT_TYPE, ConfigView, Metrics
 from kvctl.part_configs import engine_settings, knob_defaults, proxy_config
 from kvctl.proxy.server import Proxy
@@ -113,16 +112,8 @@ class Daemon:
         self.journal = Journal(
             settings.decision_log_size, self._clock, time.time, _decision_file(settings, self._clock)
         )
-        self.cards = CardWatch(
-            sources,
-            settings.gpu_interval,
-            self._clock,
-            CardNews(
-                seen=self._metrics.card_seen,
-                happened=self._card_event,
-                failing=self._metrics.cards_failing,
-            ),
-        )
+        news = news_to(self._metrics, self.journal.tell)
+        self.cards = CardWatch(sources, settings.gpu_interval, self._clock, news)
         self.units = {
             name: self._make_unit(name, each, counters[name])
             for name, each in engine_settings(settings).items()
@@ -175,10 +166,6 @@ class Daemon:
 
     def _keepers(self) -> list[Gatekeeper]:
         return [keeper for unit in self.units.values() for keeper in unit.ranks.keepers]
-
-    def _card_event(self, event: CardEvent) -> None:
-        self._metrics.card_event(event)
-        self.journal.tell("gpu", {"kind": event.kind, "xid": event.xid, "sentence": event.sentence})
 
     def _show_on_page(self) -> None:
         page, units = self._metrics, list(self.units.values())

@@ -90,7 +90,7 @@ class JsonFormatter(logging.Formatter):
             "message": _message(record),
         }
         if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
+            line["traceback"] = "\n".join(_trace(self.formatException(record.exc_info)))
         return json.dumps(line, allow_nan=False, default=str)
 
 

@@ -144,7 +144,7 @@ def demo(*arguments: str) -> list[str]:
 
 def test_the_whole_demo_for_a_few_seconds() -> None:
     done = subprocess.run(
-        demo("--seconds", "6", "-o", "json"), capture_output=True, text=True, timeout=60, check=False
+        demo("--seconds", "6", "-o", "json"), capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
@@ -173,7 +173,7 @@ def test_demo_that_is_stopped_takes_everything_down(tmp_path: Path, signum: sign
             if "calm" in line:
                 break
         process.send_signal(signum)
-        process.wait(timeout=30)
+        process.wait(timeout=120)
     if signum is signal.SIGTERM:
         assert process.returncode == 1
         assert list(tmp_path.iterdir()) == []

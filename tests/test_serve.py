@@ -28,7 +28,7 @@ from tests.proxy.harness import (
 )
 
 MAIN = "from kvctl.cli.main import main; main()"
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 PAGE = (Path(__file__).parent / "conformance" / "pages" / "vllm-0.32-idle.prom").read_bytes()
 MODELS = b'{"data":[{"id":"tiny","owned_by":"vllm","max_model_len":8192}]}'
 

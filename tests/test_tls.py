@@ -221,6 +221,18 @@ async def test_who_speaks_no_tls_to_a_tls_port_does_not_fill_the_log(tmp_path: P
         assert len(it.lines()) - before < 10
 
 
+async def test_a_handshake_that_never_comes_is_not_waited_for(tmp_path: Path, port_pair: Pair) -> None:
+    settings = {"TLS_CERTIFICATE": str(port_pair.certificate), "TLS_KEY": str(port_pair.key)}
+    settings["HEADER_TIMEOUT"] = "200ms"
+    async with daemon(tmp_path, "http://127.0.0.1:1", descriptors=None, **settings) as it:
+        wire = await it.client()
+        await wire.send(b"\x16\x03\x01")
+        async with asyncio.timeout(PATIENCE_S):
+            with contextlib.suppress(ConnectionError):
+                assert await wire.reader.read() == b""
+        wire.close()
+
+
 @pytest.mark.parametrize("spelling", ["unix:{}", "unix://{}", "http+unix://{}"])
 async def test_an_engine_at_a_unix_socket(tmp_path: Path, spelling: str) -> None:
     """Requests and polls both go through the socket."""

@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NoReturn
+from typing import Any, Generic, NoReturn, TypeVar
 
 from aiohttp import web
 
@@ -15,6 +17,7 @@ from kvctl.settings.errors import SettingsError
 
 BODY_MAX = 64 * 2**10
 NAME_DEADLINE_S = 2.0
+T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _STATUS = {Refusal.UNKNOWN_KNOB: 404, Refusal.NOT_SET: 404, Refusal.STALE_REVISION: 412}
@@ -71,15 +74,49 @@ class Turns:
         async with self._turn:
             await asyncio.sleep(self._gap_s)
 
-    def middleware(self) -> Any:
-        """For an application: every request waits for its turn before its handler."""
+    def middleware(self, but: AbstractSet[str] = frozenset()) -> Any:
+        """For an application: every request waits for its turn before its handler, ``but`` on these paths."""
 
         @web.middleware
         async def in_turn(request: web.Request, handler: Handler) -> web.StreamResponse:
-            await self.take()
+            if request.path not in but:
+                await self.take()
             return await handler(request)
 
         return in_turn
+
+
+class Shared(Generic[T]):
+    """What costs the loop more than a turn may: made once for all who asked before it was begun.
+
+    After it the loop has ``REST`` times as long for the data plane before it is made again: of a hundred
+    callers there not one waits for it. Nobody gets what was made before they asked.
+    """
+
+    REST, MOST_REST_S = 200.0, 2.0
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._one = asyncio.Lock()
+        self._made: tuple[float, T] | None = None
+        self._not_before = 0.0
+
+    async def get(self) -> T:
+        """Made after this was called."""
+        asked = time.perf_counter()
+        async with self._one:
+            if self._made is not None and self._made[0] > asked:
+                return self._made[1]
+            await asyncio.sleep(max(self._not_before - time.perf_counter(), 0.0))
+            began, cost = (
+                time.perf_counter(),
+                -time.thread_time(),
+            )  # a machine that stands still costs nothing
+            made = self._make()
+            cost += time.thread_time()
+            self._made = began, made
+            self._not_before = time.perf_counter() + min(cost * self.REST, self.MOST_REST_S)
+            return made
 
 
 class Callers:

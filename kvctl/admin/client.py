@@ -1,13 +1,13 @@
-"""The admin API from outside: HTTP over the unix socket, standard library only: commands start fast."""
+"""The admin API from outside: HTTP over the unix socket, with little to import: commands start fast."""
 
-import http.client
 import json
-import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+
+from kvctl.admin.wire import Exchange, WireError
 
 TIMEOUT_S = 10.0
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
@@ -38,17 +38,6 @@ class RefusedError(ClientError):
         self.code = code
 
 
-class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: Path, timeout: float) -> None:
-        super().__init__("kvctl", timeout=timeout)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(str(self._path))
-
-
 class AdminClient:
     """One daemon's admin API. Every call is a connection of its own."""
 
@@ -75,8 +64,7 @@ class AdminClient:
 
     def text(self, route: str) -> str:
         """A page that is no JSON. Raises ClientError."""
-        with self._connected() as connection:
-            answer = self._asked(connection, "GET", route)
+        with self._asked("GET", route) as answer:
             payload = answer.read()
             if answer.status >= 400:
                 _document(answer.status, payload)
@@ -84,8 +72,7 @@ class AdminClient:
 
     def lines(self, route: str) -> Iterator[dict[str, Any]]:
         """The objects of a stream as they come, until it ends. Raises ClientError."""
-        with self._connected() as connection:
-            answer = self._asked(connection, "GET", route)
+        with self._asked("GET", route) as answer:
             if answer.status >= 400:
                 _document(answer.status, answer.read())
             while line := answer.readline():
@@ -95,36 +82,24 @@ class AdminClient:
         self, method: str, route: str, body: object = None, if_match: int | None = None
     ) -> dict[str, Any]:
         headers = {} if if_match is None else {"If-Match": f'"{if_match}"'}
-        payload = None if body is None else json.dumps(body)
-        with self._connected() as connection:
-            answer = self._asked(connection, method, route, payload, headers)
+        payload = b"" if body is None else json.dumps(body).encode()
+        with self._asked(method, route, payload, headers) as answer:
             return _document(answer.status, answer.read())
 
-    @staticmethod
-    def _asked(
-        connection: http.client.HTTPConnection,
-        method: str,
-        route: str,
-        payload: str | None = None,
-        headers: Mapping[str, str] = _NO_HEADERS,
-    ) -> http.client.HTTPResponse:
-        connection.request(method, route, payload, dict(headers))
-        return connection.getresponse()
-
     @contextmanager
-    def _connected(self) -> Iterator[http.client.HTTPConnection]:
-        """A connection, closed after; what goes wrong with it in words."""
-        connection = _UnixConnection(self._path, self._timeout)
+    def _asked(
+        self, method: str, route: str, payload: bytes = b"", headers: Mapping[str, str] = _NO_HEADERS
+    ) -> Iterator[Exchange]:
+        """An exchange, closed after; what goes wrong with it in words."""
         try:
-            yield connection
+            with Exchange(self._path, self._timeout, method, route, body=payload, headers=headers) as answer:
+                yield answer
         except TimeoutError:
             raise TimedOutError(f"{self._path}: no answer within {self._timeout:g} s") from None
-        except (http.client.HTTPException, json.JSONDecodeError) as error:
+        except (WireError, ValueError) as error:  # JSON that is none is a ValueError
             raise ClientError(f"{self._path}: this is no kvctl ({type(error).__name__})") from None
         except OSError as error:
             raise self._unreachable(error) from None
-        finally:
-            connection.close()
 
     def _unreachable(self, error: OSError) -> ClientError:
         if isinstance(error, PermissionError):

@@ -5,7 +5,7 @@ import asyncio
 from aiohttp import web
 
 from kvctl.admin import documents
-from kvctl.admin.answers import ApiError, number, switch
+from kvctl.admin.answers import ApiError, Shared, Turns, number, switch
 from kvctl.admin.desk import Desk
 from kvctl.admin.levels import LogLevels
 from kvctl.admin.port import AdminPort
@@ -24,11 +24,15 @@ MOST_TOKENS = 10**9
 class Readings:
     """Documents of the moment."""
 
-    def __init__(self, port: AdminPort, desk: Desk, journal: Journal, levels: LogLevels) -> None:
+    def __init__(
+        self, port: AdminPort, desk: Desk, journal: Journal, levels: LogLevels, turns: Turns
+    ) -> None:
         self._port = port
         self._desk = desk
         self._journal = journal
         self._levels = levels
+        self._turns = turns
+        self._page = Shared(port.metrics)
 
     def routes(self) -> list[web.RouteDef]:
         """All of them."""
@@ -108,7 +112,8 @@ class Readings:
         return _json(self._levels.document())
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        page, content_type = self._port.metrics()
+        page, content_type = await self._page.get()
+        await self._turns.take()
         return web.Response(body=page, headers={"Content-Type": content_type})
 
 

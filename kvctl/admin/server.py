@@ -9,7 +9,7 @@ from typing import Protocol
 
 from aiohttp import web
 
-from kvctl.admin.answers import BODY_MAX, Callers, Turns, errors
+from kvctl.admin.answers import BODY_MAX, Callers, Shared, Turns, errors
 from kvctl.admin.changes import Changes
 from kvctl.admin.desk import Desk
 from kvctl.admin.levels import LogLevels
@@ -27,7 +27,8 @@ class AdminApi:
     def __init__(self, port: AdminPort, desk: Desk, journal: Journal) -> None:
         self.levels = LogLevels(lambda: port.settings().log_level, lambda: port.settings().override_ttl_max)
         self._callers = Callers()
-        self._readings = Readings(port, desk, journal, self.levels)
+        self._turns = Turns()
+        self._readings = Readings(port, desk, journal, self.levels, self._turns)
         self._changes = Changes(port, desk, journal, self.levels, self._callers)
 
     def close(self) -> None:
@@ -37,7 +38,8 @@ class AdminApi:
 
     def application(self) -> web.Application:
         """All routes."""
-        app = web.Application(middlewares=[errors, Turns().middleware()], client_max_size=BODY_MAX)
+        in_turn = self._turns.middleware(but={"/v1/metrics"})  # it takes its turn when the page is made
+        app = web.Application(middlewares=[errors, in_turn], client_max_size=BODY_MAX)
         app.add_routes([*self._readings.routes(), *self._changes.routes()])
         return app
 
@@ -54,6 +56,9 @@ class Page(Protocol):
         ...
 
 
+_AT_ONCE = frozenset({"/healthz", "/readyz", "/metrics"})  # probes do not wait behind a crowd
+
+
 class PublicApi:
     """The handlers of the TCP port: read only."""
 
@@ -61,10 +66,13 @@ class PublicApi:
         """``more`` is served beside the probes."""
         self._port = port
         self._more = more
+        self._page = Shared(port.metrics)
+        self._turns = Turns()
 
     def application(self) -> web.Application:
         """All routes."""
-        app = web.Application(middlewares=[errors], client_max_size=BODY_MAX)
+        in_turn = self._turns.middleware(but=_AT_ONCE)
+        app = web.Application(middlewares=[errors, in_turn], client_max_size=BODY_MAX)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/healthz", self._health)
         app.router.add_get("/readyz", self._ready)
@@ -74,7 +82,8 @@ class PublicApi:
         return app
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        page, content_type = self._port.metrics()
+        page, content_type = await self._page.get()
+        await self._turns.take()
         return web.Response(body=page, headers={"Content-Type": content_type})
 
     async def _health(self, _: web.Request) -> web.Response:

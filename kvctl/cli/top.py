@@ -23,6 +23,7 @@ _BARS = " ▁▂▃▄▅▆▇█"
 _HISTORY = 60
 _SHOWN = 8  # of the last refusals
 _PANEL_LINES = 10  # of one engine, written out
+_OTHER_COLUMNS = 52  # characters beside a refusal's id
 
 
 @click.command()
@@ -41,7 +42,7 @@ def top(*, interval: float, frames: int | None, socket: Path | None, timeout: fl
             document = client.get("/v1/status")
             refused = client.get(f"/v1/decisions?refused=1&limit={_SHOWN}")["decisions"]
             past.note(document)
-            live.update(frame(shown(document), shown(refused), past, console.height), refresh=True)
+            live.update(frame(shown(document), shown(refused), past, console.size), refresh=True)
             drawn += 1
             if frames is None or drawn < frames:
                 time.sleep(interval)
@@ -65,8 +66,10 @@ class History:
         return "".join(_BARS[min(max(round(each * steps), 0), steps)] for each in self._taken.get(name, ()))
 
 
-def frame(document: Document, refused: list[Document], past: History, height: int = 24) -> "Group":
-    """One picture of at most ``height`` lines, as far as engines and overrides allow."""
+def frame(
+    document: Document, refused: list[Document], past: History, size: tuple[int, int] = (80, 24)
+) -> "Group":
+    """One picture of at most ``size`` columns and lines, as far as engines and overrides allow."""
     from rich.console import Group  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
@@ -78,6 +81,7 @@ def frame(document: Document, refused: list[Document], past: History, height: in
     for line in overrides:
         line.no_wrap = True
     title = Text(f"kvctl {document['version']}  {document['mode']}", style=f"bold {colour}")
+    width, height = size
     engines, least = document["engines"], 4  # lines: the title, the refusals' two heads and one of them
     if len(engines) * _PANEL_LINES + len(overrides) + least <= height:
         told = [_engine(name, gate, past) for name, gate in engines.items()]
@@ -85,7 +89,7 @@ def frame(document: Document, refused: list[Document], past: History, height: in
     else:
         told, lines = [_in_lines(engines, past)], len(engines) + 1
     room = height - lines - len(overrides) - least + 1
-    return Group(title, *told, *overrides, _refusals(refused, max(room, 1)))
+    return Group(title, *told, *overrides, _refusals(refused[-max(room, 1) :], width))
 
 
 def _engine(name: str, gate: Document, past: History) -> "RenderableType":
@@ -157,19 +161,19 @@ def _bar(share: float, width: int = 40) -> str:
     return "█" * full + "·" * (width - full)
 
 
-def _refusals(refused: list[Document], most: int) -> "RenderableType":
-    """The last ones, the latest first."""
+def _refusals(refused: list[Document], width: int) -> "RenderableType":
+    """The last ones, the latest first; ids give way on a narrow screen."""
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
     made = Table(title="last refusals", title_justify="left", box=None, pad_edge=False, padding=(0, 1, 0, 0))
     made.add_column("time", no_wrap=True)
-    made.add_column("id", no_wrap=True, overflow="ellipsis", min_width=8, ratio=1)
+    made.add_column("id", no_wrap=True, overflow="ellipsis", max_width=max(width - _OTHER_COLUMNS, 8))
     made.add_column("prompt", justify="right", no_wrap=True)
     made.add_column("allowed", justify="right", no_wrap=True)
     made.add_column("reason", no_wrap=True)
     made.add_column("retry", justify="right", no_wrap=True)
-    for it in list(reversed(refused))[:most]:
+    for it in reversed(refused):
         later = "-" if it["retry_after_s"] is None else f"{it['retry_after_s']:g} s"
         made.add_row(
             it["time"][11:19],

@@ -9,13 +9,14 @@ What may be in flight is the supply side; the gate puts the two together.
 from kvctl.core.claim import Claim
 from kvctl.core.events import Ended
 from kvctl.core.forecast import Curve, Forecast
+from kvctl.core.frailty import FORGOTTEN, Frailty
 from kvctl.core.guards import Guards
 from kvctl.core.ledger import EndedLease, Lease, Ledger
 from kvctl.core.outcomes import EndReason, Policy
 from kvctl.core.progress import Pace
 from kvctl.core.residuals import Residuals
 from kvctl.core.sharing import Candidate, Sharing
-from kvctl.core.survival import Key, SurvivalModel
+from kvctl.core.survival import Key, SurvivalModel, Table
 from kvctl.core.telemetry import RankSample
 
 NATURAL = frozenset({EndReason.FINISHED, EndReason.CAPPED})
@@ -32,6 +33,7 @@ class Demand:
         self._sharing = Sharing(self.ledger, self._forecast, self._survival.table)
         self._pace = Pace()
         self.residuals = Residuals()
+        self.frailty = Frailty()
 
     # --- leases -------------------------------------------------------------------------------------
 
@@ -85,6 +87,7 @@ class Demand:
         that far, but no answer of that length.
         """
         lease = record.lease
+        self.frailty.ended(lease, self._table(lease), finished=record.reason is EndReason.FINISHED)
         natural = record.reason in NATURAL
         counted = counted or (lease.streaming and lease.first_token_at is not None)
         finished = record.reason is EndReason.FINISHED and counted
@@ -110,9 +113,19 @@ class Demand:
     def tick(self, now: float) -> None:
         """Time passes: silent leases move, the forecast is made anew, the guards adjust."""
         self._advance_silent(now)
+        self._compare_with_history(now)
         self._rebuild_forecast()
         self.residuals.tick(self.ledger, self._forecast.sum, self.seconds_per_step, now)
         self.guards.decode.adjust(self.ledger, self.ledger.sequences, now)
+
+    def _compare_with_history(self, now: float) -> None:
+        self.frailty.tick(self.ledger, self._table, now)
+        self._survival.factor = self.frailty.factor
+        if self.frailty.outdated(now):
+            self._survival.forget(FORGOTTEN)
+
+    def _table(self, lease: Lease) -> Table:
+        return self._survival.table(lease.key, max(lease.claim.outputs))
 
     def _advance_silent(self, now: float) -> None:
         """Non-streaming leases show nothing until their end: they advance at the measured pace."""

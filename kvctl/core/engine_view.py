@@ -125,7 +125,7 @@ class EngineView:
         self._broken_cards = frozenset(card.uuid for card in cards if card.lost)
 
     def cards_failed(self, uuids: Sequence[str], now: float) -> None:
-        """The driver told of an error that ends all work on these cards: a fault until the engine's restart."""
+        """The driver told of an error that ends all work on these cards: a fault until it restarts."""
         self._failed_cards.update(uuids)
         self._failed_at = now
 
@@ -247,7 +247,7 @@ def _delta(before: dict[str, RankSample], samples: Sequence[RankSample], name: s
 
 
 def _generated(before: dict[str, RankSample], samples: Sequence[RankSample]) -> float | None:
-    """Output tokens since the page before; where totals move only at a request's end, by the engine's steps."""
+    """Output tokens since the page before; where totals move only at a request's end, by engine steps."""
     if not any(sample.counts_at_end for sample in samples):
         return _delta(before, samples, "generation_tokens_total")
     total, known = 0.0, False

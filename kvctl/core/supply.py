@@ -297,7 +297,7 @@ class Supply:
             self._telemetry.shrink(self._config.fallback_budget_tokens / whole)
 
     def _silent_but_planned(self) -> bool:
-        """An engine without metrics whose pool the plan, or its own description, tells: no fallback needed."""
+        """An engine without metrics whose pool the plan, or its description, tells: no fallback needed."""
         sized = self.view.info.rank_capacity_tokens is not None
         planned = self.capacity.source is CapacitySource.PLAN
         return self.state is EngineState.NO_TELEMETRY and (sized or planned)

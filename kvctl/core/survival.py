@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate, islice
-from math import exp, isinf, log1p, sqrt
+from math import exp, isinf, log, log1p, sqrt
 from operator import itemgetter, mul
 from typing import NamedTuple
 
@@ -34,6 +34,7 @@ Key = tuple[str, ...]
 PRIOR_WEIGHT = 20.0
 PRIOR_CAP_MOST = 4096
 WINDOW = 2000  # answers remembered per class
+KEPT = 20  # of them, whatever is forgotten
 HISTOGRAM_MIN = 200  # answers the engine's histogram needs before it is believed
 LONGEST = 1 << 20  # tokens; longer outputs are treated as this long
 MOST_CLASSES = 1024  # classes remembered; the one whose last answer is longest ago goes first
@@ -107,13 +108,24 @@ class Ahead(NamedTuple):
 
 
 class Table:
-    """S at each slot start for one class, read conditionally."""
+    """S at each slot start for one class, read conditionally; ``factor``: by which its hazards are scaled."""
 
-    __slots__ = ("_ahead", "survival")
+    __slots__ = ("_ahead", "_factor", "survival")
 
-    def __init__(self, survival: Sequence[float]) -> None:
+    def __init__(self, survival: Sequence[float], factor: float = 1.0) -> None:
         self.survival = survival
+        self._factor = factor
         self._ahead: dict[int, Ahead] = {}
+
+    @property
+    def to_the_cap(self) -> bool:
+        """Whether nothing but the cap ends these answers."""
+        return self.survival is TO_THE_CAP
+
+    def hazard(self, start: int, end: int) -> float:
+        """The cumulated hazard, unscaled, that an answer passes through from ``start`` tokens to ``end``."""
+        first, last = (self.survival[SLOT_OF[min(x, LONGEST) >> 3]] for x in (start, end))
+        return log(first / last) / self._factor
 
     def ahead(self, shown: int, nodes: int = len(STEPS)) -> Ahead:
         """What lies ahead of an answer that has shown ``shown`` tokens (alike for eight lengths in a row).
@@ -231,6 +243,11 @@ class LengthHistory:
         self._records.append(slot if finished else ~slot)
         (self.finished if finished else self.censored)[slot] += 1
         if len(self._records) > WINDOW:
+            self.forget(1)
+
+    def forget(self, answers: int) -> None:
+        """The oldest answers count no more."""
+        for _ in range(answers):
             old = self._records.popleft()
             if old >= 0:
                 self.finished[old] -= 1
@@ -260,6 +277,7 @@ class SurvivalModel:
     """Survival tables of all classes of one engine. ``table`` is read; ``ended`` and ``refresh`` feed it."""
 
     def __init__(self) -> None:
+        self.factor = 1.0  # on all hazards, of tables made from now on
         self._histories: dict[Key, LengthHistory] = {}
         self._histogram: list[float] | None = None
         self._histogram_total = 0.0
@@ -283,6 +301,13 @@ class SurvivalModel:
                 history.cap_use.add(output_tokens, allowed)
         while len(self._histories) > MOST_CLASSES:
             del self._histories[next(iter(self._histories))]
+
+    def forget(self, share: float) -> None:
+        """So much of what each class remembers counts no more, the oldest first, down to KEPT answers."""
+        for history in self._histories.values():
+            spare = len(history) - KEPT
+            if spare > 0:
+                history.forget(min(int(share * len(history)) + 1, spare))
 
     def believe(self, histograms: Sequence[LengthHistogram]) -> None:
         """The engine's own histograms of output lengths, one per rank that has one, as the last prior."""
@@ -312,7 +337,10 @@ class SurvivalModel:
     def _made(self, key: Key, cap_class: int) -> Table:
         if self._caps_bind(key):
             return Table(TO_THE_CAP)
-        return Table(survival_from_hazards(self._class_hazards(key, cap_class)))
+        hazards, factor = self._class_hazards(key, cap_class), self.factor
+        if factor < 1.0:
+            hazards = [factor * hazard for hazard in hazards]
+        return Table(survival_from_hazards(hazards), factor)
 
     def _caps_bind(self, key: Key) -> bool:
         """By the class itself, or by the nearest of its parents that has seen enough."""

@@ -103,7 +103,7 @@ def together(parts: Sequence[EngineInfo]) -> EngineInfo:
 
 
 def with_pool(samples: Sequence[RankSample], info: EngineInfo) -> tuple[RankSample, ...]:
-    """Samples in which ``info`` tells the pool where the page does not; invented ones where there is no page."""
+    """Samples in which ``info`` tells the pool where the page does not; invented where there is no page."""
     if info.rank_capacity_tokens is None:
         return tuple(samples)
     invented = [RankSample(rank=str(rank), at=0.0) for rank in range(info.ranks or 1)]

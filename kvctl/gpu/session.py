@@ -67,7 +67,7 @@ class NvmlSession:
         self._last_fault = None
         if not self._incomplete(samples):
             self._backoff.reset()
-        self._listen()
+        self._listen({sample.uuid for sample in samples if not sample.lost})
         return GpuReading(
             samples=tuple(self._with_words(sample) for sample in samples),
             detail=self._detail(),
@@ -82,9 +82,9 @@ class NvmlSession:
             return None
         return self._watch.wait(timeout_ms)
 
-    def _listen(self) -> None:
-        """Register for events, and again when that broke off, or when there are other cards than before."""
-        if self._watch is None or self._watch.broken:
+    def _listen(self, there: set[str]) -> None:
+        """Register for events, and again when that broke off, or when a card that was lost is there."""
+        if self._watch is None or self._watch.broken or there & self._watch.lost:
             if self._watch is not None:
                 self._watch.close()
             self._watch = EventWatch(self._nvml, self._selection.cards)

@@ -42,6 +42,11 @@ class EventWatch:
         for handle in {_address(_whole(card)): _whole(card) for card in self._cards}.values():
             self._register(handle)
 
+    @property
+    def lost(self) -> set[str]:
+        """Cards that were lost when their events were asked for."""
+        return {uuid for uuid, why in self.absent.items() if why is Absence.LOST}
+
     def _all_absent(self, why: Absence) -> None:
         self.absent = dict.fromkeys((card.uuid for card in self._cards), why)
 

@@ -33,18 +33,20 @@ class Listeners:
         protocol: Protocol,
         *,
         ssl: SSLContext | None = None,
+        handshake_timeout: float = 10.0,
         inherited: Sequence[socket.socket] = (),
     ) -> None:
         """Listen on ``HOST:PORT``, ``[V6]:PORT``, ``:PORT`` or ``unix:/PATH``; takes all of ``inherited``.
 
-        Raises ValueError where ``listen`` is none of these, OSError where it cannot be had.
+        A client that owes its part of a TLS handshake for ``handshake_timeout`` seconds is cut off. Raises ValueError where ``listen`` is none of these, OSError where it cannot be had.
         """
         places = await _places(listen)
         self.sockets = _opened(places, inherited)
         loop = asyncio.get_running_loop()
         for made in self.sockets:
             serve = loop.create_unix_server if made.family == socket.AF_UNIX else loop.create_server
-            self._servers.append(await serve(protocol, sock=made, ssl=ssl, backlog=BACKLOG))
+            options = {} if ssl is None else {"ssl": ssl, "ssl_handshake_timeout": handshake_timeout}
+            self._servers.append(await serve(protocol, sock=made, backlog=BACKLOG, **options))
 
     def close(self) -> None:
         """Accept no more. What waits in the kernel's queue stays there, if another process has the socket."""

@@ -73,6 +73,7 @@ class Response:
     """One answer of the engine, and the parser's callbacks for it."""
 
     __slots__ = (
+        "_coded",
         "_complete",
         "_connection",
         "_early",
@@ -109,7 +110,7 @@ class Response:
         self._pieces: list[bytes] = []
         self._early: list[bytes] = []
         self._early_size = self._head_size = 0
-        self._complete = self._framed = self._interim = self._keep = self._nudged = False
+        self._coded = self._complete = self._framed = self._interim = self._keep = self._nudged = False
         self.answered = False  # any byte came
         self.has_head = self.finished = False
         self.error: UpstreamError | None = None
@@ -186,6 +187,9 @@ class Response:
         size = len(data)
         error = self._parse(data)
         pieces = self._pieces
+        if self._coded:
+            self._complete, pieces = False, []
+            error = BrokenError("the engine's answer has a transfer coding besides chunked")
         if pieces:
             self._pieces = []
             data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
@@ -286,7 +290,8 @@ class Response:
             if lower == b"content-length":
                 self.length = int(value)  # the parser let digits through only
             elif lower == b"transfer-encoding":
-                self.chunked = value.lower().rpartition(b",")[2].strip() == b"chunked"
+                self.chunked = not self._coded and value.strip().lower() == b"chunked"
+                self._coded = self._coded or not self.chunked  # this coding is the hop's, and would be lost here
             elif lower == b"content-type":
                 self.content_type = value
             elif lower == b"content-encoding":

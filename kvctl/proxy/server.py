@@ -250,7 +250,13 @@ class Proxy:
         Raises ValueError where ``listen`` is none of these, OSError where it cannot be had.
         """
         self._server = ClientServer(self._handler, self._config, self._metrics)
-        await self._listeners.open(listen, self._server, ssl=self._ssl, inherited=inherited)
+        await self._listeners.open(
+            listen,
+            self._server,
+            ssl=self._ssl,
+            handshake_timeout=self._config.header_timeout,
+            inherited=inherited,
+        )
         self._sweeper = asyncio.create_task(self._sweep(self._server), name="kvctl-proxy-sweep")
 
     async def drain(self, timeout: float) -> None:  # noqa: ASYNC109 - the end of a drain is a cut, not an error

@@ -23,6 +23,12 @@ def warnings(settings: Settings) -> Iterator[str]:
     if most != resource.RLIM_INFINITY and most < FEW_DESCRIPTORS:
         remedy = "raise LimitNOFILE (ulimit -Hn)"
         yield f"descriptors: {most} at most, enough for about {most // 2} requests at once; {remedy}"
+    if not settings.engine_verify:
+        yield "engine_verify is false: whoever answers at the engine's address is believed, prompts included"
+    for key in ("tls_key", "engine_client_key"):
+        path = getattr(settings, key)
+        if path is not None and path.exists() and path.stat().st_mode & 0o007:
+            yield f"{key} {path} is open to every user of this machine: chmod o= it"
     if settings.plan_model is not None and not os.access(settings.plan_model, os.R_OK):
         remedy = "the pool is not planned; name the model's folder"
         yield f"plan_model {settings.plan_model} cannot be read: {remedy}"

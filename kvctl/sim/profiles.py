@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """Coefficients of the step time, all in seconds."""
+    """Coefficients of the step time, and ``request_s``, what a request spends before any step; in seconds."""
 
     name: str
     about: str
@@ -22,6 +22,7 @@ class Profile:
     prefill_token_s: float
     decode_sequence_s: float
     kv_token_s: float
+    request_s: float = 0.0  # in a replay: HTTP and tokenizing, which a server does for real
 
     def step_seconds(self, *, prefill_tokens: int, decode_sequences: int, kv_tokens: int) -> float:
         """Duration of a step that computes and reads that much."""

@@ -217,8 +217,15 @@ class _World:
             hashes=self._hashes(call.row),
         )
         self._flying[running] = call
-        assert self._engine is not None  # noqa: S101 - nobody is admitted to an engine that is down
-        self._engine.add(running, self._now)
+        way_in = self._scene.engine.profile.request_s
+        if way_in:
+            self._at(self._now + way_in, lambda: self._reach(running))
+        else:
+            self._reach(running)
+
+    def _reach(self, running: Running) -> None:
+        if self._engine is not None and running in self._flying:  # it did not die meanwhile
+            self._engine.add(running, self._now)
 
     def _prefix(self, row: Row) -> Prefix:
         return prefix(row) if self._scene.engine.prefix_caching else ()

@@ -46,10 +46,11 @@ def read_profile(text: str) -> Profile:
     path = Path(text)
     if not path.is_file():
         raise SetupError(f"no profile {text!r} and no such file; there are {', '.join(PROFILES)}")
-    wanted = {one.name for one in fields(Profile)} - {"name", "about"}
+    wanted = {one.name for one in fields(Profile)} - {"name", "about", "request_s"}
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         seconds = {name: float(found[name]) for name in wanted}
+        seconds["request_s"] = float(found.get("request_s", 0.0))
     except (ValueError, KeyError, TypeError) as error:
         raise SetupError(f"{path}: not a profile ({error}); it needs {', '.join(sorted(wanted))}") from None
     if min(seconds.values()) < 0.0 or seconds["base_s"] <= 0.0:

@@ -37,8 +37,11 @@ _CHAT_KEYS = (
 class Child:
     """One process, ready to count."""
 
-    def __init__(self, folder: Path, max_chars: int, workers: int) -> None:
-        """Starts it and waits until its files are loaded. Raises TokenizerError."""
+    def __init__(self, folder: Path, max_chars: int, workers: int, *, turned: bool = False) -> None:
+        """Starts it and waits until its files are loaded. Raises TokenizerError.
+
+        ``turned``: they are loaded the other way.
+        """
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-P", "-m", "kvctl.tokens.worker", str(folder)]
         command += [str(max_chars), str(workers)]
@@ -49,7 +52,7 @@ class Child:
         self.channel = ours
         ours.settimeout(START_TIMEOUT_S)
         try:
-            ours.sendall(message(own_key()))
+            ours.sendall(message((own_key(), turned)))
             with ours.makefile("rb") as reader:
                 _, (word, told), _ = read_message(reader.read)
         except (EOFError, OSError) as error:
@@ -201,7 +204,8 @@ class IsolatedCounter(OwnTokenizer):
             if self._child is not None:
                 await self._listen(self._child)
             await asyncio.sleep(AGAIN_S)
-            self._starting = asyncio.ensure_future(asyncio.to_thread(Child, *self._start))
+            starting = asyncio.to_thread(Child, *self._start, turned=self._turned)
+            self._starting = asyncio.ensure_future(starting)
             with contextlib.suppress(TokenizerError, OSError):
                 self._child = await asyncio.shield(self._starting)
             self._starting = None
@@ -209,8 +213,6 @@ class IsolatedCounter(OwnTokenizer):
     async def _listen(self, child: Child) -> None:
         reader, self._writer = await asyncio.open_connection(sock=child.channel)
         self._listening.set()
-        if self._turned:
-            self._writer.write(message((0, "other_way", ())))
         try:
             while True:
                 size = LENGTH.unpack(await reader.readexactly(LENGTH.size))[0]

@@ -2,7 +2,8 @@
 
 Standard input is a socket to kvctl. Each message is its length (4 bytes, big-endian) and as many bytes of
 ``marshal``: what kvctl sends is ``(number, kind, arguments)``, what it gets back ``(number, answer, facts)``.
-The first message in is the key for hashes of beginnings, the first one out tells that the files are loaded.
+The first message in is the key for hashes of beginnings and which way to load the files, the first one out
+tells that they are loaded.
 The process ends when the socket does.
 """
 
@@ -98,14 +99,18 @@ def main() -> None:
     """The command line."""
     folder, max_chars, workers = sys.argv[1:]
     with socket.socket(fileno=os.dup(0)) as channel, channel.makefile("rb") as reader:
-        use_key(read_message(reader.read))
+        key, turned = read_message(reader.read)
+        use_key(key)
         try:
             files = load_files(Path(folder))
         except TokenizerError as error:
             channel.sendall(message((0, (FAILED, str(error)), ())))
             return
+        tokeniser = Tokeniser(files, max_chars=int(max_chars))
+        if turned:
+            tokeniser.other_way()
         channel.sendall(message((0, (COUNTS, (files.vocab_size, sorted(files.templates))), ())))
-        _serve(channel, reader.read, Tokeniser(files, max_chars=int(max_chars)), int(workers))
+        _serve(channel, reader.read, tokeniser, int(workers))
 
 
 if __name__ == "__main__":

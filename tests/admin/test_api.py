@@ -30,7 +30,7 @@ async def raw(office: Office, request: bytes) -> tuple[int, dict[str, str], byte
     """Status, headers and body of bytes sent as they are."""
     reader, writer = await asyncio.open_unix_connection(office.socket)
     writer.write(request)
-    answer = await asyncio.wait_for(reader.read(), 10)
+    answer = await asyncio.wait_for(reader.read(), 60)
     writer.close()
     head, _, body = answer.partition(b"\r\n\r\n")
     first, *lines = head.decode().split("\r\n")

@@ -18,7 +18,7 @@ from tests.admin.conftest import ENGINE, Office
 from tests.admin.test_api import audit, raw, refused, request
 from tests.core.test_decisions import ADMITTED, REFUSED, ended, record
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 # --- decisions ------------------------------------------------------------------------------------------

@@ -6,10 +6,11 @@ two pages
     seconds = base x steps + prefill_token x prompt tokens + decode_sequence x output tokens
               + kv_token x steps x KV tokens held
 
-by least squares with no coefficient below zero. What a request spends outside the steps is the difference of
-median times to first token where hardly anybody waits. Then every run that was made on the real engine is
-replayed in virtual time with the same arrivals and policy, and mean occupancy, median time to first token and
-preemptions are compared. The fit uses the runs of the first seed, the comparison shows the others apart.
+by least squares with no coefficient below zero. What a request spends before its first step
+is the difference of median times to first token in the run of the lowest rate, where hardly anybody waits.
+Then every run that was made on the real engine is replayed in virtual time with the same arrivals and policy,
+and mean occupancy, median time to first token and preemptions are compared. The fit uses the runs of the
+first seed alone.
 """
 
 import argparse
@@ -69,11 +70,12 @@ def _window(before: Page, after: Page) -> Window:
 
 def fitted(records: Sequence[Record], name: str = "measured") -> Profile:
     """The profile of the engine while those runs were made."""
+    lightest = min(records, key=lambda record: record.group.rate)
     found = [one for record in records for one in windows(record.pages)]
     if len(found) < ENOUGH:
         raise ValueError(f"{len(found)} windows are too few to fit a profile to")
     base, prefill, decode, held = fit([one.amounts for one in found], [one.seconds for one in found])
-    return Profile(
+    steps = Profile(
         name=name,
         about="fitted to what the engine counted while it was loaded",
         base_s=base,
@@ -81,6 +83,8 @@ def fitted(records: Sequence[Record], name: str = "measured") -> Profile:
         decode_sequence_s=decode,
         kv_token_s=held,
     )
+    way_in = lightest.figures["ttft_p50_s"] - simulated(lightest, steps)["ttft_p50_s"]
+    return replace(steps, request_s=max(way_in, 0.0))
 
 
 def simulated(record: Record, profile: Profile) -> dict[str, Any]:

@@ -38,6 +38,7 @@ SETTINGS = {
     "MAX_BODY_BYTES": "1MiB",
     "QUEUE_MAX_WAIT": "500ms",
     "LOG_LEVEL": "warning",
+    "DECISION_LOG_SIZE": "1000",  # full, and no longer growing, within the first minute
 }
 SMALL_MOVE_BYTES = 1 << 20
 

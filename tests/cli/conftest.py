@@ -50,7 +50,7 @@ async def kvctl_process(arguments: tuple[str, ...], env: dict[str, str]) -> Done
         stderr=asyncio.subprocess.PIPE,
         env=clean | {"NO_COLOR": "1"} | env,
     )
-    out, err = await asyncio.wait_for(process.communicate(), 30)
+    out, err = await asyncio.wait_for(process.communicate(), 120)
     return Done(process.returncode or 0, out.decode(), err.decode())
 
 

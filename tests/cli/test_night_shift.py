@@ -223,7 +223,7 @@ async def test_watch_shows_again(daemon: Daemon) -> None:
         stdout=asyncio.subprocess.PIPE,
     )
     assert process.stdout is not None
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         for _ in range(3):
             assert json.loads(await process.stdout.readline())["mode"] == "active"
         process.send_signal(signal.SIGINT)

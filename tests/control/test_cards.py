@@ -40,7 +40,7 @@ class Slow:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - a count has no event
             await asyncio.sleep(0.002)
 

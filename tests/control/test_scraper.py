@@ -23,7 +23,7 @@ from kvctl.engines.vllm import VLLM
 
 PAGES = Path(__file__).parent.parent / "conformance" / "pages"
 PAGE = (PAGES / "vllm-0.32-overloaded.prom").read_text()
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 Event = Scraped | ScrapeFailed | EngineDescribed
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

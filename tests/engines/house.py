@@ -19,7 +19,7 @@ from kvctl.settings.loading import load
 from kvctl.tokens.load import load_counter
 from tests.ops.prometheus import free_port
 
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 TEMPLATE = "{% for m in messages %}{{ m.content }} {% endfor %}"
 
 

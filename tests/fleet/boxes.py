@@ -25,7 +25,7 @@ BLOCKS, BLOCK = 2001, 16  # 32,000 KV tokens beside the null block
 MODEL = "sim"
 
 
-def eventually(probe: Callable[[], T], what: str, timeout: float = 60) -> T:
+def eventually(probe: Callable[[], T], what: str, timeout: float = 180) -> T:
     """The first truthy answer of ``probe``; raises AssertionError with the last one when time runs out."""
     deadline = time.monotonic() + timeout
     while not (answer := _tried(probe)):

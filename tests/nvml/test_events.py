@@ -119,6 +119,8 @@ def test_a_wait_that_fails_is_taken_up_again_without_the_lost_card(install: Inst
     events = reader.wait(0)
     assert events is not None
     assert [event.uuids for event in events] == [(library.cards[1].uuid,)]
+    library.cards[0].errors.clear()
+    assert not any(sample.absent for sample in reader.read().samples), "it is back, and so are its events"
 
 
 def test_everything_is_given_back(install: Install) -> None:

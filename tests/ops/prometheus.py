@@ -40,7 +40,7 @@ def expand(expr: str, job: str) -> str:
 
 def fetch(url: str) -> bytes:
     """The body of a page on loopback."""
-    with urllib.request.urlopen(url, timeout=5) as response:  # noqa: S310 - loopback
+    with urllib.request.urlopen(url, timeout=30) as response:  # noqa: S310 - loopback
         body: bytes = response.read()
     return body
 
@@ -67,7 +67,7 @@ class Prometheus:
         targets: list[dict[str, Any]] = self._get("/api/v1/targets")["data"]["activeTargets"]
         return targets
 
-    def wait(self, ready: Callable[[], bool], seconds: float = 20.0) -> None:
+    def wait(self, ready: Callable[[], bool], seconds: float = 120.0) -> None:
         """Return when ``ready``; raises TimeoutError."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -106,7 +106,7 @@ def scraping(pages: Mapping[str, str], folder: Path, rules: Sequence[Path] = ())
             yield server
         finally:
             process.terminate()
-            process.wait(10)
+            process.wait(60)
 
 
 @contextlib.contextmanager

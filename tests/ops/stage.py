@@ -117,7 +117,7 @@ def _child(folder: Path, name: str, arguments: list[str], told: str) -> Iterator
         process.terminate()
         process.stdin.close()
         try:
-            process.wait(10)
+            process.wait(60)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

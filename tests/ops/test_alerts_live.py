@@ -17,7 +17,7 @@ from tests.ops.prometheus import MISSING, PROGRAM, Prometheus, scraping
 from tests.ops.stage import GIB, Stage, open_stage
 
 FOLDER = Path(generate.__file__).parent / "prometheus"
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(PROGRAM is None, reason=MISSING)]
 World = tuple[Stage, Prometheus]
 

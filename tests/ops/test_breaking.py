@@ -143,8 +143,7 @@ async def test_a_reload_while_draining_and_with_streams(tmp_path: Path) -> None:
     config = tmp_path / "kvctl.toml"
     async with engine(release) as url:
         config.write_text(f'margin = "6%"\n[[engines]]\nname = "one"\nurl = "{url}"\n')
-        env = {"CONFIG": str(config), "GPUS": "none"}
-        async with daemon(tmp_path, "", **env) as it:
+        async with daemon(tmp_path, "", CONFIG=str(config), GPUS="none") as it:
             await ready(it)
             wire = await it.client()
             await wire.send(post(CHAT_STREAM))
@@ -153,7 +152,7 @@ async def test_a_reload_while_draining_and_with_streams(tmp_path: Path) -> None:
             config.write_text(f'margin = "8%"\n[[engines]]\nname = "two"\nurl = "{NOBODY}"\n')
             done = await ask(tmp_path, "post", "/v1/reload")
             assert [each["key"] for each in done["applied"]] == ["margin"]
-            assert [each["key"] for each in done["needs_restart"]] == ["engines"]
+            assert "engines" in {each["key"] for each in done["needs_restart"]}
             status = await ask(tmp_path, "get", "/v1/status")
             assert status["mode"] == "draining"
             assert status["engines"]["one"]["leases"] == 1

@@ -22,7 +22,7 @@ from kvctl.proxy.seams import Backend, Lane, ProxyConfig, Served
 from kvctl.proxy.server import Proxy
 from kvctl.tokens.base import Count, CountMethod
 
-PATIENCE = 5.0  # seconds before a test that waits is a failed test
+PATIENCE = 60.0  # seconds before a test that waits is a failed test
 CHAT = b'{"model":"m","messages":[{"role":"user","content":"hi"}],"max_tokens":8}'
 CHAT_STREAM = CHAT[:-1] + b',"stream":true}'
 

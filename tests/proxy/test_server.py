@@ -112,7 +112,7 @@ async def test_descriptors_are_left_for_telemetry_and_admin(monkeypatch: pytest.
         assert (await it.post(CHAT)).startswith(b"HTTP/1.1 200 ")
         idle.append(await it.client())
         over = await it.client()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             answer = await over.reader.read()
         assert answer.startswith(b"HTTP/1.1 503 ")
         assert b"Retry-After: 1\r\n" in answer
@@ -142,7 +142,7 @@ async def test_a_client_that_takes_nothing_cannot_keep_a_closing_connection() ->
         listener = await asyncio.get_running_loop().create_server(server, "127.0.0.1", 0)
         reader, writer = await asyncio.open_connection(*listener.sockets[0].getsockname(), limit=1024)
         writer.write(get("/v1/models"))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await reader.read(1)
         now = time.monotonic()
         for later, still in ((0, 1), (59, 1), (61, 0)):

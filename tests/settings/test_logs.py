@@ -221,3 +221,47 @@ def test_a_reader_that_went_away_is_no_end() -> None:
     assert not handler._thread.is_alive()
     with suppress(BrokenPipeError):
         stream.close()
+
+
+def test_a_message_and_a_traceback_of_a_stranger_are_lines_that_print() -> None:
+    """F11: escapes and line ends in what an exception says are written out, and length has an end."""
+
+    def act(log: logging.Logger) -> None:
+        try:
+            float("\x1b[2J\u2028" + "y" * 100_000)
+        except ValueError:
+            log.exception("%s", "\x1b]0;x\x07" + "z" * 100_000)
+
+    for form in ("text", "json"):
+        lines = written(form, act=act)
+        assert all(line.isprintable() for line in lines)
+        assert max(map(len, lines)) < 3 * logs.MESSAGE_MAX
+
+
+def test_lines_that_all_differ_are_limited_too() -> None:
+    """F11: a library's messages, or reasons that somebody types, each of them new."""
+
+    def act(log: logging.Logger) -> None:
+        for number in range(20_000):
+            log.warning(f"library says {number}")  # noqa: G004 - as libraries do
+            logs.event(log, logging.INFO, "override_set", "set", reason=f"reason {number}")
+
+    lines = written(act=act)
+    assert len(lines) == 2 * logs.BURST_OF_LOGGER
+
+
+def test_what_was_held_back_is_counted_when_it_goes_on() -> None:
+    now = 0.0
+    repeats = logs.Repeats(lambda: now)
+
+    def line(word: str) -> logging.LogRecord:
+        record = logging.makeLogRecord({"name": "kvctl.x", "levelno": 20, "levelname": "INFO"})
+        record.__dict__.update({"kvctl_event": word, "kvctl_fields": {}})
+        return record
+
+    passed = sum(repeats.filter(line(f"word {number}")) for number in range(5000))
+    assert passed == logs.BURST_OF_LOGGER
+    now = 61.0
+    record = line("another")
+    assert repeats.filter(record)
+    assert record.__dict__["kvctl_fields"] == {"suppressed": 5000 - logs.BURST_OF_LOGGER}

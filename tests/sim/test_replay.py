@@ -81,6 +81,20 @@ def test_time_to_first_token_counts_from_the_first_attempt() -> None:
     assert not is_good(first, Target(ttft_s=1.0))
 
 
+def test_the_way_in_comes_before_the_first_step() -> None:
+    one = scene(5, 0.5)
+    far = replace(one, engine=replace(one.engine, profile=replace(one.engine.profile, request_s=0.25)))
+    firsts = [[ttft(call) or 0.0 for call in replay(each, Door()).calls] for each in (one, far)]
+    assert firsts[1] == pytest.approx([first + 0.25 for first in firsts[0]])
+
+
+def test_who_is_on_the_way_in_when_the_engine_dies_is_lost_with_it() -> None:
+    one = scene(30, 5.0, faults=("restart=3@2",))
+    far = replace(one, engine=replace(one.engine, profile=replace(one.engine.profile, request_s=0.5)))
+    run = replay(far, Door())
+    assert all(call.complete or call.given_up for call in run.calls)
+
+
 def test_an_idle_engine_serves_everybody_alike_under_every_policy() -> None:
     quiet = scene(20, 0.5, cap="exact")
     for name in ("forecast", "static", "none", "kv-gauge", "past-future", "clairvoyant", "concurrency=4"):

@@ -185,7 +185,9 @@ BODY = st.fixed_dictionaries(
 
 
 @given(body=BODY)
-@settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 async def test_no_shape_of_a_chat_makes_it_raise(local: ChainCounter, body: dict[str, Any]) -> None:
     """A26: null, lists and nonsense in any place of a chat still give a count."""
     count = await local.count_chat("m", body, 100)

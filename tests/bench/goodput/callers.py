@@ -30,7 +30,7 @@ class Crowd:
     model: str
     cap: int | None
     seed: int
-    patience_s: float = 30.0  # after the last arrival; who is not done by then is cut
+    patience_s: float = 20.0  # after the last arrival; who is not done by then is cut
 
 
 def call_id(number: int, tries: int, output: int) -> str:
