@@ -1,15 +1,15 @@
-"""What a run of ``pytest`` does beyond collecting: two workers, no slow tests, few examples. All of it in words:
+"""How the suite is run.
 
-* The whole suite runs in as many workers as there are cores, four at most, a file to a worker. Whoever names a
-  file, a folder, ``-n``, ``-m`` or ``--pdb`` gets one process. The live suite never runs in several.
+* The whole suite runs in as many workers as there are cores, four at most, a file to a worker. Who names
+  a file, a folder, ``-n``, ``-m``, ``-s`` or ``--pdb`` gets one process; so does the live suite.
 * Tests marked ``slow`` (real Prometheus, HAProxy and Envoy over real time, long replays) are left out and
   counted in the summary, unless ``-m`` is given or their file is named. ``pytest -m slow`` runs them alone.
-* Property tests draw the same few examples each time. ``--hypothesis-profile=thorough`` draws many, at random.
+* Property tests draw the same few examples each time; ``--hypothesis-profile=thorough`` draws many, and
+  others each time.
 """
 
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ LONG = (
     "test_serve.py",
     "test_reload.py",
     "test_doctor.py",
-    "test_scenarios.py",
+    "test_breaking.py",
     "test_replay_queue.py",
     "test_prometheus.py",
     "test_page.py",

@@ -64,7 +64,9 @@ def test_each_name_once() -> None:
 
 
 @pytest.mark.parametrize("name", CATALOG)
-def test_every_metric_of_the_table_has_series_once_everything_happened(full_series: Series, name: str) -> None:
+def test_every_metric_of_the_table_has_series_once_everything_happened(
+    full_series: Series, name: str
+) -> None:
     """F17: counters, and only they, end in _total."""
     kind = CATALOG[name].kind
     found = [key for key in full_series if re.fullmatch(rf"{name}(_bucket|_sum|_count)?", key[0])]

@@ -14,6 +14,7 @@ from kvctl.cli.spans import for_option, reason_option
 
 _PEEK_S = 0.5
 _LOST = "kvctl: in force, but the daemon could not write it down: a restart would undo it"
+_UNTOLD = "kvctl: in force, but the daemon could not write it into its audit log"
 
 
 _engine_option = click.option("--engine", metavar="NAME", help="Only this one of several engines.")
@@ -34,7 +35,8 @@ def drain(
 ) -> None:
     """Admit nothing new; what runs goes on. New requests get 503 and /readyz says no.
 
-    With --engine the others go on, and requests go to them.
+    With --engine the others go on, and requests go to them. A drain ends with the daemon: after a restart it
+    admits again.
 
     Example: kvctl drain --wait --timeout 600
     """
@@ -44,7 +46,7 @@ def drain(
         document = client.post(_route("drain", engine))
         if wait:
             _until_idle(client, timeout, engine)
-    _told(document, output)
+    _told(document, output, _UNTOLD)
 
 
 @click.command()
@@ -55,7 +57,7 @@ def undrain(engine: str | None, output: str, socket: Path | None, timeout: float
     """Admit again."""
     with daemon(socket, timeout) as client:
         document = client.post(_route("undrain", engine))
-    _told(document, output)
+    _told(document, output, _UNTOLD)
 
 
 @click.command()
@@ -74,7 +76,7 @@ def bypass(*, ttl: float, reason: str, yes: bool, output: str, socket: Path | No
     confirm(f"For {span(ttl)} nothing protects the engine from overload. Go on?", yes=yes)
     with daemon(socket, timeout) as client:
         document = client.post("/v1/bypass", {"ttl_s": ttl, "reason": reason})
-    _told(document, output)
+    _told(document, output, _LOST)
 
 
 @click.command()
@@ -84,7 +86,7 @@ def resume(output: str, socket: Path | None, timeout: float) -> None:
     """End a bypass: kvctl enforces its limits again."""
     with daemon(socket, timeout) as client:
         document = client.post("/v1/resume")
-    _told(document, output)
+    _told(document, output, _LOST)
 
 
 def _until_idle(client: AdminClient, timeout: float, engine: str | None) -> None:
@@ -108,7 +110,7 @@ def _words(it: Mapping[str, Any]) -> Iterator[str]:
     yield it["mode"] + life + which
 
 
-def _told(document: Mapping[str, Any], output: str) -> None:
+def _told(document: Mapping[str, Any], output: str, lost: str) -> None:
     answer(document, output, _words)
     if not document["kept"]:
-        click.echo(_LOST, err=True)
+        click.echo(lost, err=True)

@@ -270,7 +270,7 @@ class Gate:
         if lease is None:
             return []
         tokens = self._demand.progressed(lease, event.tokens, now)
-        self._supply.view.token_seen(tokens, now)
+        self._supply.token_seen(tokens, now)
         return []
 
     def _ended(self, event: Ended, now: float) -> list[Command]:
@@ -285,7 +285,7 @@ class Gate:
     # --- telemetry, knobs, the tick -----------------------------------------------------------------
 
     def _scraped(self, event: Scraped, now: float) -> list[Command]:
-        moved, told = self._supply.page(event.samples, now)
+        moved, told = self._supply.page(event.samples, now, busy=len(self.ledger) > 0)
         if moved.restarted:
             self._demand.guards.slots.forget()
         self._demand.page(event.samples, moved.generated, self._supply.usage_ratio(), now)

@@ -2,7 +2,9 @@
 
 Usage is compared with the most that the ledger held over the time that the page may speak of, whole prompts
 of those still prefilling included: pages lag, and prompts are allocated chunk by chunk. Compared with the
-present ledger alone, a lag of seconds would read every lull as foreign traffic.
+present ledger alone, a lag of seconds would read every lull as foreign traffic. How far a page lags it tells
+itself: its count of generated tokens was the ledger's own count at the moment that it speaks of. Where others
+generate too, the page is ahead of the ledger and is taken for fresh.
 
 What leases share is in the ledger once, as it is in the gauge. Usage that stays above the ledger by a good
 part of what that saves says that the engine keeps nothing in common, unless its own counter of cache hits
@@ -12,7 +14,8 @@ says that it does: then it is foreign traffic.
 from collections import deque
 from math import inf
 
-LAG_S = 1.5  # how far behind its answer a page may speak
+LAG_S = 1.5  # how far behind its date a page may speak: gauges and counters are of different moments
+MOST_LAG_S = 20.0  # pages older than that are not told from a count that drifts
 DEAD_ZONE = 0.01  # of capacity
 RISE_PER_POLL = 0.20
 FALL_PER_POLL = 0.02
@@ -22,6 +25,48 @@ DOUBTFUL_PAGES = 15
 DOUBTED_S = 600.0  # then it is tried again
 HITS_FADE = 0.98  # a page
 HITS_ENOUGH = 0.5  # of what should have been found in the cache
+
+
+class Dating:
+    """Finds the moment of a page: where the ledger's count of tokens, up to a constant, was the engine's.
+
+    The constant is what the engine had made before, and what others made since; it is set anew whenever the
+    page would lie ahead of its question, and when neither side has anything to do.
+    """
+
+    def __init__(self) -> None:
+        self._seen = self._counted = 0.0  # by the ledger, and by the engine since the first page
+        self._offset = 0.0
+        self._marks: deque[tuple[float, float]] = deque()  # (when, seen by then)
+
+    def seen(self, tokens: float) -> None:
+        """The ledger saw tokens."""
+        self._seen += tokens
+
+    def remember(self, now: float) -> None:
+        """The ledger's count stands like this at ``now``."""
+        self._marks.append((now, self._seen))
+        while len(self._marks) > 1 and self._marks[1][0] < now - MOST_LAG_S:
+            self._marks.popleft()
+
+    def page(self, generated: float | None, *, idle: bool) -> None:
+        """A page counts so many tokens more than the one before; None: it cannot be compared."""
+        self._counted += generated or 0.0
+        if generated is None or idle:
+            self._offset = self._seen - self._counted
+
+    def date(self, asked_at: float) -> float:
+        """When that page was true, ``asked_at`` at the latest."""
+        counted = self._counted + self._offset
+        then = [(at, seen) for at, seen in self._marks if at <= asked_at]
+        if not then:
+            return asked_at
+        if counted >= then[-1][1]:
+            self._offset = then[-1][1] - self._counted
+            return asked_at
+        if counted < then[0][1]:
+            self._offset = then[0][1] - self._counted
+        return next((at for at, seen in reversed(then) if seen <= counted), then[0][0])
 
 
 class Reconciler:
@@ -40,13 +85,13 @@ class Reconciler:
         """
         self.saved = saved_tokens
         self._held.append((now, held_tokens))
-        while len(self._held) > 1 and self._held[1][0] < now - 4 * LAG_S - 2.0:
+        while len(self._held) > 1 and self._held[1][0] < now - MOST_LAG_S - 2.0 * LAG_S:
             self._held.popleft()
 
-    def compare(self, used_tokens: float, capacity: int, asked_at: float) -> None:
-        """A page answered a question asked at ``asked_at``: ``used_tokens`` of ``capacity`` are taken."""
+    def compare(self, used_tokens: float, capacity: int, date: float) -> None:
+        """A page that speaks of ``date`` or later: ``used_tokens`` of ``capacity`` are taken."""
         latest = self._held[-1][1] if self._held else 0.0
-        ours = max((held for at, held in self._held if at >= asked_at - LAG_S), default=latest)
+        ours = max((held for at, held in self._held if at >= date - LAG_S), default=latest)
         target = used_tokens - ours
         if target <= DEAD_ZONE * capacity:
             target = 0.0

@@ -13,7 +13,7 @@ from kvctl.core.events import BudgetChanged, Command, EngineRestarted, Noted, St
 from kvctl.core.outcomes import SERVING, BudgetReason, CapacitySource, EngineState, Note, Policy, Pressure
 from kvctl.core.pressure import MemoryTerm, PreemptionTerm, RankTerm, TelemetryTerm
 from kvctl.core.queue import QueueConfig
-from kvctl.core.reconcile import DEAD_ZONE, Reconciler, SharingCheck
+from kvctl.core.reconcile import DEAD_ZONE, Dating, Reconciler, SharingCheck
 from kvctl.core.sentence import budget_sentence, state_sentence
 from kvctl.core.telemetry import EngineInfo, GpuSample, RankSample, with_pool
 from kvctl.core.tenants import TenantRule
@@ -65,6 +65,7 @@ class Supply:
         self.view = EngineView(config.view)
         self.state = EngineState.STARTING
         self._reconciler = Reconciler()
+        self._dating = Dating()
         self.sharing = SharingCheck()
         self._preemption = PreemptionTerm()
         self._memory = MemoryTerm(config.gpu_guard_bytes)
@@ -96,10 +97,13 @@ class Supply:
 
     # --- telemetry ----------------------------------------------------------------------------------
 
-    def page(self, samples: tuple[RankSample, ...], now: float) -> tuple[Moved, list[Command]]:
-        """A metrics page: what moved since the last, and what there is to tell."""
+    def page(
+        self, samples: tuple[RankSample, ...], now: float, *, busy: bool = True
+    ) -> tuple[Moved, list[Command]]:
+        """A metrics page: what moved since the last, and what to tell; ``busy``: there are leases."""
         first = not self.view.samples
         moved = self.view.scraped(samples, now)
+        self._dating.page(moved.generated, idle=not busy and self.view.looks_empty())
         self._ranks.observe(samples)
         told: list[Command] = [EngineRestarted(rank) for rank in moved.restarted]
         if moved.restarted:
@@ -128,13 +132,20 @@ class Supply:
         usage = self.usage_ratio()
         comparable = all(sample.usage_comparable for sample in self.view.samples)
         if usage is not None and comparable and self.capacity.known:
-            self._reconciler.compare(usage * self.capacity.total, self.capacity.total, asked_at)
+            date = self._dating.date(asked_at)
+            self._reconciler.compare(usage * self.capacity.total, self.capacity.total, date)
         else:
             self._reconciler.blind()
 
     def held(self, tokens: int, saved: int, now: float) -> None:
         """What the ledger holds now, and what sharing saves of it, in KV tokens."""
         self._reconciler.remember(tokens, now, saved)
+        self._dating.remember(now)
+
+    def token_seen(self, tokens: float, now: float) -> None:
+        """Tokens came through the data plane."""
+        self.view.token_seen(tokens, now)
+        self._dating.seen(tokens)
 
     def doubt_sharing(self, now: float) -> list[Command]:
         """After a page was compared: told once when the gauge says that prefixes are not kept in common."""

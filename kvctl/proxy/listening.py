@@ -38,15 +38,18 @@ class Listeners:
     ) -> None:
         """Listen on ``HOST:PORT``, ``[V6]:PORT``, ``:PORT`` or ``unix:/PATH``; takes all of ``inherited``.
 
-        A client that owes its part of a TLS handshake for ``handshake_timeout`` seconds is cut off. Raises ValueError where ``listen`` is none of these, OSError where it cannot be had.
+        A client that owes its part of a TLS handshake for ``handshake_timeout`` seconds is cut off.
+        Raises ValueError where ``listen`` is none of these, OSError where it cannot be had.
         """
         places = await _places(listen)
         self.sockets = _opened(places, inherited)
         loop = asyncio.get_running_loop()
         for made in self.sockets:
             serve = loop.create_unix_server if made.family == socket.AF_UNIX else loop.create_server
-            options = {} if ssl is None else {"ssl": ssl, "ssl_handshake_timeout": handshake_timeout}
-            self._servers.append(await serve(protocol, sock=made, backlog=BACKLOG, **options))
+            patience = None if ssl is None else handshake_timeout
+            self._servers.append(
+                await serve(protocol, sock=made, ssl=ssl, backlog=BACKLOG, ssl_handshake_timeout=patience)
+            )
 
     def close(self) -> None:
         """Accept no more. What waits in the kernel's queue stays there, if another process has the socket."""

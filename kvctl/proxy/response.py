@@ -291,7 +291,7 @@ class Response:
                 self.length = int(value)  # the parser let digits through only
             elif lower == b"transfer-encoding":
                 self.chunked = not self._coded and value.strip().lower() == b"chunked"
-                self._coded = self._coded or not self.chunked  # this coding is the hop's, and would be lost here
+                self._coded = self._coded or not self.chunked  # a coding of the hop: it would be lost here
             elif lower == b"content-type":
                 self.content_type = value
             elif lower == b"content-encoding":

@@ -40,7 +40,10 @@ class SetupError(ValueError):
 
 
 def read_profile(text: str) -> Profile:
-    """A profile by name, or a JSON file with the coefficients of one, as measured. Raises SetupError."""
+    """A profile by name, or a JSON file with the coefficients of one, as measured. Raises SetupError.
+
+    The file holds them at its top or, as a calibration prints it, under ``profile``.
+    """
     if text in PROFILES:
         return PROFILES[text]
     path = Path(text)
@@ -49,9 +52,10 @@ def read_profile(text: str) -> Profile:
     wanted = {one.name for one in fields(Profile)} - {"name", "about", "request_s"}
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
+        found = found.get("profile", found)
         seconds = {name: float(found[name]) for name in wanted}
         seconds["request_s"] = float(found.get("request_s", 0.0))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise SetupError(f"{path}: not a profile ({error}); it needs {', '.join(sorted(wanted))}") from None
     if min(seconds.values()) < 0.0 or seconds["base_s"] <= 0.0:
         raise SetupError(f"{path}: step times must be positive")

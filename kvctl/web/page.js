@@ -5,6 +5,7 @@ const KEPT = 300;
 const RETRY_MS = 2000;
 const SILENCE_MS = 8000;
 const CURVES = ["capacity", "budget", "forecast", "used"];
+const SHARES = new Set(["margin", "enforce"]);
 const SVG = "http://www.w3.org/2000/svg";
 const GOOD = new Set(["up", "active"]);
 const FAIR = new Set(["late", "stale", "no_telemetry", "trial", "starting", "draining", "bypass"]);
@@ -157,15 +158,27 @@ function list(id, items, none) {
   byId(id).replaceChildren(...(items.length ? items : [none]).map((text) => element("li", text)));
 }
 
+// Of one engine its own sentence; of several the sums: each has its sentence beside its numbers.
+function inShort(state) {
+  const engines = Object.values(state.engines);
+  if (engines.length < 2) return state.sentence;
+  const sum = (read) => engines.reduce((total, each) => total + read(each), 0);
+  const up = engines.filter((each) => each.state === "up").length;
+  const waiting = sum((each) => Object.values(each.queue ? each.queue.waiting : {}).reduce((a, b) => a + b, 0));
+  return `${up} of ${engines.length} engines up; headroom ${tokens(sum((each) => each.headroom_tokens))} of `
+    + `${tokens(sum((each) => each.budget_tokens))} KV tokens, ${tokens(sum((each) => each.leases))} in flight`
+    + (waiting ? `, ${tokens(waiting)} waiting` : "");
+}
+
 function draw(state) {
   put(byId("version"), state.version);
   badge(byId("mode"), state.mode);
-  put(byId("sentence"), state.sentence);
+  put(byId("sentence"), inShort(state));
   for (const [name, engine] of Object.entries(state.engines)) drawEngine(name, engine);
   drawMinute(state);
   drawRefusals(state);
   list("overrides", Object.entries(state.overrides).map(([knob, each]) =>
-    `${knob} = ${each.value} by ${each.actor}, ${seconds(each.left_s)} left: ${each.reason}`), "none");
+    `${knob} = ${SHARES.has(knob) ? share(each.value) : each.value} by ${each.actor}, ${seconds(each.left_s)} left: ${each.reason}`), "none");
   list("cards", state.gpus.map((each) =>
     `${each.name}: ${gib(each.free_bytes)} of ${gib(each.total_bytes)} free`
     + (each.temperature_c === null ? "" : `, ${Math.round(each.temperature_c)} °C`)

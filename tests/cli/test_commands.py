@@ -16,6 +16,8 @@ from tests.cli.conftest import Daemon, Kvctl
 
 HEAVY = (
     "aiohttp",
+    "http.client",
+    "ssl",
     "pydantic",
     "tokenizers",
     "rich",

@@ -106,6 +106,8 @@ def test_a_measured_profile_is_read_from_a_file(trace: Path, tmp_path: Path) -> 
     )
     arguments = ["replay", str(trace), "--engine-profile", str(path), "--policy", "none"]
     assert "on mine," in CliRunner().invoke(cli, arguments).output
+    path.write_text(json.dumps({"profile": json.loads(path.read_text()), "compared": []}))
+    assert "on mine," in CliRunner().invoke(cli, arguments).output
     path.write_text("{}")
     assert "not a profile" in CliRunner().invoke(cli, arguments).stderr
 

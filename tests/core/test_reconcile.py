@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvctl.core.reconcile import LAG_S, Reconciler
+from kvctl.core.reconcile import LAG_S, MOST_LAG_S, Dating, Reconciler
 
 CAPACITY = 100_000
 
@@ -80,4 +80,44 @@ def test_another_pool_holds_nothing_of_the_old_one() -> None:
 def test_what_is_remembered_is_bounded() -> None:
     reconciler = Reconciler()
     polled(reconciler, 5000, 0, held=0)
-    assert len(reconciler._held) < 100
+    assert len(reconciler._held) < 200
+
+
+def dated(dating: Dating, seconds: int, lag_s: float, foreign_per_s: float = 0.0) -> float:
+    """100 tokens a second through the gate, and pages that lag; how old the last one is found to be."""
+    at = age = 0.0
+    for beat in range(seconds * 5):
+        at = beat / 5
+        dating.seen(20.0)
+        dating.remember(at)
+        old = 20.0 + 20.0 * foreign_per_s / 100.0
+        dating.page(None if beat == 0 else old if at > lag_s else 0.0, idle=False)
+        age = at - dating.date(at)
+    return age
+
+
+@pytest.mark.parametrize("lag_s", [0.0, 1.0, 5.0, 18.0])
+def test_a_page_is_dated_by_its_count_of_tokens(lag_s: float) -> None:
+    assert dated(Dating(), 40, lag_s) == pytest.approx(lag_s, abs=0.5)
+
+
+def test_where_others_generate_too_a_page_is_taken_for_fresh() -> None:
+    assert dated(Dating(), 40, 5.0, foreign_per_s=100.0) == 0.0
+
+
+def test_a_count_that_drifts_makes_no_page_older_than_pages_get() -> None:
+    assert dated(Dating(), 200, 300.0) <= MOST_LAG_S + 0.5
+
+
+def test_a_calm_moment_sets_the_count_right() -> None:
+    dating = Dating()
+    dated(dating, 40, 300.0)
+    dating.page(0.0, idle=True)
+    dating.remember(50.0)
+    assert dating.date(50.0) == 50.0
+
+
+def test_without_a_record_a_page_is_as_old_as_its_question() -> None:
+    dating = Dating()
+    dating.page(10.0, idle=False)
+    assert dating.date(3.0) == 3.0

@@ -14,6 +14,7 @@ import openai
 from langchain_openai import ChatOpenAI
 
 QUESTION = [{"role": "user", "content": "Zähle bis drei, 数到三."}]
+FIXED = {"temperature": 0}
 TURN: dict[str, Any] = {"messages": QUESTION, "max_tokens": 24}
 
 
@@ -42,7 +43,7 @@ def main(base_url: str, model: str) -> dict[str, Any]:
         "openai, a bad limit": lambda: api.chat.completions.create(
             model=model, messages=QUESTION, max_tokens="many"
         ),
-        "anthropic": lambda: _message(messages.messages.create(model=model, temperature=0, **TURN)),
+        "anthropic": lambda: _message(messages.messages.create(model=model, extra_body=FIXED, **TURN)),
         "anthropic, streamed": lambda: _message_stream(messages, model),
         "langchain": lambda: _said(chain.invoke("Count to three.")),
         "langchain, streamed": lambda: "".join(str(part.content) for part in chain.stream("Count to three.")),
@@ -88,7 +89,7 @@ def _message(answer: Any) -> Any:
 
 
 def _message_stream(api: anthropic.Anthropic, model: str) -> Any:
-    with api.messages.stream(model=model, temperature=0, **TURN) as stream:
+    with api.messages.stream(model=model, extra_body=FIXED, **TURN) as stream:
         text = "".join(stream.text_stream)
         return {"text": text, "whole": _message(stream.get_final_message())}
 

@@ -28,7 +28,11 @@ def libraries() -> Path:
 
 def asked(python: Path, base_url: str) -> dict[str, Any]:
     result = subprocess.run(
-        [str(python), str(ASK), base_url, NAME], capture_output=True, text=True, timeout=240, check=False
+        [str(python), "-P", str(ASK), base_url, NAME],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
     )
     assert result.returncode == 0, result.stderr[-4000:]
     outcomes: dict[str, Any] = json.loads(result.stdout)

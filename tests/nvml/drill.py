@@ -1,5 +1,6 @@
 """The fake libnvidia-ml in C, built here and ruled by a file: for real loads, real hangs and real crashes."""
 
+import atexit
 import os
 import shutil
 import subprocess
@@ -20,7 +21,9 @@ def built() -> Path:
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("no C compiler to build the fake NVML library with")
-    library = Path(mkdtemp(prefix="kvctl-nvml-")) / NAME
+    folder = Path(mkdtemp(prefix="kvctl-nvml-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    library = folder / NAME
     subprocess.run(
         [compiler, "-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o", str(library), str(SOURCE)], check=True
     )

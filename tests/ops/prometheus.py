@@ -18,7 +18,7 @@ PROGRAM = shutil.which("prometheus")
 PROMTOOL = shutil.which("promtool")
 MISSING = "Prometheus is not installed (Debian package prometheus)"
 _CONFIG = """
-global: {{scrape_interval: 250ms, scrape_timeout: 250ms, evaluation_interval: 250ms}}
+global: {{scrape_interval: 500ms, scrape_timeout: 500ms, evaluation_interval: 500ms}}
 rule_files: {rules}
 scrape_configs:
 """
@@ -27,7 +27,7 @@ _JOB = """
     metrics_path: {path}
     static_configs: [{{targets: ["{target}"]}}]
 """
-RATE = "2s"
+RATE = "5s"
 
 
 def expand(expr: str, job: str) -> str:
@@ -50,12 +50,22 @@ class Prometheus:
 
     def __init__(self, base: str) -> None:
         self._base = base
+        self._at: dict[str, str] = {}
 
     def query(self, expr: str) -> list[dict[str, Any]]:
         """The series of an instant query. Raises HTTPError for a query that does not parse."""
-        answer = self._get("/api/v1/query", query=expr)
+        answer = self._get("/api/v1/query", query=expr, **self._at)
         result: list[dict[str, Any]] = answer["data"]["result"]
         return result
+
+    def stop_at(self, ready: Callable[[], bool]) -> None:
+        """All later queries are of one moment at which ``ready`` held: no later scrape hides anything."""
+
+        def now() -> bool:
+            self._at = {"time": repr(time.time())}
+            return ready()
+
+        self.wait(now)
 
     def firing(self) -> dict[str, dict[str, Any]]:
         """The alerts that fire now, by name."""
@@ -101,7 +111,7 @@ def scraping(pages: Mapping[str, str], folder: Path, rules: Sequence[Path] = ())
         process = subprocess.Popen(command, stdout=log, stderr=log)
         try:
             server = Prometheus(f"http://127.0.0.1:{port}")
-            often = f"count_over_time(kvctl_build_info[{RATE}]) >= 4"
+            often = f"count_over_time(kvctl_build_info[{RATE}]) >= 2"
             server.wait(lambda: len(server.query(often)) == len(pages))
             yield server
         finally:

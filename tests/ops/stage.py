@@ -65,14 +65,14 @@ class Stage:
 
     def _engine(self) -> contextlib.AbstractContextManager[str]:
         arguments = _ENGINE.format(**self._ports).split()
-        return _child(self.folder, "engine", arguments, r"(http://\S+)")
+        return child(self.folder, "engine", arguments, r"(http://\S+)")
 
     def _kvctl(self) -> contextlib.AbstractContextManager[str]:
         options = [f"--config={self.config}", f"--card={self.folder / 'card.json'}"]
-        return _child(self.folder, "kvctl", ["-m", "kvctl.cli.demo_daemon", *options], r"listens on")
+        return child(self.folder, "kvctl", ["-m", "kvctl.cli.demo_daemon", *options], r"listens on")
 
     def _callers(self) -> contextlib.AbstractContextManager[None]:
-        return _callers(f"http://127.0.0.1:{self._ports['port']}/v1/completions")
+        return callers(f"http://127.0.0.1:{self._ports['port']}/v1/completions")
 
 
 @contextlib.contextmanager
@@ -95,7 +95,7 @@ def loaded_kvctl(folder: Path) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _child(folder: Path, name: str, arguments: list[str], told: str) -> Iterator[str]:
+def child(folder: Path, name: str, arguments: list[str], told: str) -> Iterator[str]:
     """A Python program that runs until its standard input ends; what it says when it is ready."""
     with (folder / f"{name}.log").open("wb") as errors:
         process = subprocess.Popen(
@@ -126,7 +126,7 @@ def _child(folder: Path, name: str, arguments: list[str], told: str) -> Iterator
 
 
 @contextlib.contextmanager
-def _callers(url: str) -> Iterator[None]:
+def callers(url: str) -> Iterator[None]:
     """Callers that ask at once again, whatever they are answered."""
     stop = threading.Event()
     threads = [threading.Thread(target=_call, args=(url, stop), daemon=True) for _ in range(CALLERS)]

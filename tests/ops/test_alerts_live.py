@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from grafana import generate
-from tests.ops.prometheus import MISSING, PROGRAM, Prometheus, scraping
+from tests.ops.prometheus import MISSING, PROGRAM, RATE, Prometheus, scraping
 from tests.ops.stage import GIB, Stage, open_stage
 
 FOLDER = Path(generate.__file__).parent / "prometheus"
@@ -23,9 +23,9 @@ World = tuple[Stage, Prometheus]
 
 
 def shortened(name: str, folder: Path) -> Path:
-    """The rule file with every window of two seconds and no holds."""
+    """The rule file with every window of some seconds and no holds."""
     text = (FOLDER / name).read_text()
-    text = re.sub(r"\[\d+[mhd]\]", "[2s]", text)
+    text = re.sub(r"\[\d+[mhd]\]", f"[{RATE}]", text)
     text = re.sub(r"(?m)^( +for:) .*$", r"\1 0s", text)
     short = folder / name
     short.write_text(text)

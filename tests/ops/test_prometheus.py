@@ -19,7 +19,17 @@ from grafana.panels_overview import OVERVIEW
 from grafana.rules import Panel, Query
 from kvctl.metrics import CONTENT_TYPE
 from tests.ops.fed import Fed, fed
-from tests.ops.prometheus import MISSING, PROGRAM, PROMTOOL, Prometheus, expand, fetch, scraping, serving
+from tests.ops.prometheus import (
+    MISSING,
+    PROGRAM,
+    PROMTOOL,
+    RATE,
+    Prometheus,
+    expand,
+    fetch,
+    scraping,
+    serving,
+)
 from tests.ops.stage import loaded_kvctl
 
 PANELS = [panel for board in BOARDS for row in board.rows for panel in row.panels]
@@ -79,9 +89,9 @@ def prometheus(kvctl: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         everything = stack.enter_context(serving(page, CONTENT_TYPE))
         folder = tmp_path_factory.mktemp("prometheus")
         server = stack.enter_context(scraping({"everything": everything, "kvctl": kvctl}, folder))
-        refused = 'rate(kvctl_rejections_total{job="kvctl",reason="kv_budget"}[2s]) > 0'
-        finished = 'rate(kvctl_leases_ended_total{job="kvctl"}[2s]) > 0'
-        server.wait(lambda: bool(server.query(refused) and server.query(finished)))
+        refused = f'rate(kvctl_rejections_total{{job="kvctl",reason="kv_budget"}}[{RATE}]) > 0'
+        finished = f'rate(kvctl_leases_ended_total{{job="kvctl"}}[{RATE}]) > 0'
+        server.stop_at(lambda: all(server.query(each) for each in (refused, finished, "sum(up) == 2")))
         yield server
 
 
@@ -91,8 +101,7 @@ def asked(query: Query, job: str) -> str:
 
 
 def test_pages_are_scraped_without_complaint(prometheus: Prometheus) -> None:
-    for target in prometheus.targets():
-        assert (target["health"], target["lastError"]) == ("up", "")
+    prometheus.wait(lambda: all((t["health"], t["lastError"]) == ("up", "") for t in prometheus.targets()))
 
 
 @needs_promtool

@@ -150,6 +150,7 @@ class Callers:
                 self.went["answered" if answer.startswith(b"HTTP/1.1 ") else "closed without a word"] += 1
             except OSError as error:
                 self.went[type(error).__name__] += 1
+                time.sleep(0.01)
 
     def wait_for_more(self, answers: int) -> None:
         enough, deadline = self.went["answered"] + answers, time.monotonic() + PATIENCE_S

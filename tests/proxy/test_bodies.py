@@ -526,7 +526,9 @@ CONVERSATIONS = st.lists(
     ),
     max_size=4,
 )
-FUZZ = settings(max_examples=examples(200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = settings(
+    max_examples=examples(200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 @given(target=ROUTES, body=BODIES, turns=st.none() | CONVERSATIONS, engine=ENGINES)

@@ -21,6 +21,7 @@ from kvctl.sim.trace import Row
 SECONDS, RATE, FAULT_AT = 150.0, 8.0, 45.0
 RECOVERED_S = 30.0
 TARGET = Target()
+pytestmark = pytest.mark.slow
 
 
 def scene(*faults: str, seed: int = 3) -> Scene:
@@ -74,7 +75,6 @@ def test_thirty_seconds_after_a_fault_all_is_as_before(fault: str, ends: float) 
 SEEDS = (3, 4, 5)
 
 
-@pytest.mark.slow
 def test_answers_four_times_as_long_are_learned_within_half_a_minute() -> None:
     """After a shift the pool serves one in time a second: three runs together, or it is mostly noise."""
     start, end = FAULT_AT + RECOVERED_S, SECONDS - 5.0
@@ -85,7 +85,6 @@ def test_answers_four_times_as_long_are_learned_within_half_a_minute() -> None:
     assert changed >= 0.9 * always
 
 
-@pytest.mark.slow
 def test_answers_four_times_as_long_preempt_hardly_anybody() -> None:
     assert max(preempted_ratio(served("shift=4@45", seed=s)) for s in SEEDS) <= 0.01
 
