@@ -28,7 +28,6 @@ from kvctl.admin.server import AdminApi, AdminServer, PublicApi, PublicServer
 from kvctl.admin.state import OwnedFolder
 from kvctl.card_watch import CardWatch, news_to
 from kvctl.control.certificates import Certificates
-from kvctl.control.decision_file import DecisionFile
 from kvctl.control.gatekeeper import Gatekeeper
 from kvctl.control.journal import Journal
 from kvctl.control.telling import tell
@@ -40,13 +39,12 @@ from kvctl.core.gate import Gate
 from kvctl.core.outcomes import ProxyFault
 from kvctl.core.overrides import bounds
 from kvctl.core.status import GateStatus
-from kvctl.engines.detect import routes_of
 from kvctl.fleet.agent_check import AgentServer
 from kvctl.fleet.face import NOBODY, Face
 from kvctl.fleet.standing import standing_of
 from kvctl.gpu.base import GpuReading, GpuSource
 from kvctl.metrics import CONTENT_TYPE, ConfigView, Metrics
-from kvctl.part_configs import engine_settings, knob_defaults, proxy_config
+from kvctl.part_configs import decision_file, engine_settings, knob_defaults, proxy_config, route_names
 from kvctl.proxy.server import Proxy
 from kvctl.proxy_metrics import ProxyReports
 from kvctl.settings.errors import SettingsError
@@ -107,10 +105,10 @@ class Daemon:
         self._reloads: set[asyncio.Task[None]] = set()
         self._recent = Recent(self._clock)
         self.admin: AdminApi | None = None
-        self._metrics = Metrics(version=__version__, routes=_route_names(settings))
+        self._metrics = Metrics(version=__version__, routes=route_names(settings))
         self._reports = ProxyReports(self._metrics, access_log=settings.access_log)
         self.journal = Journal(
-            settings.decision_log_size, self._clock, time.time, _decision_file(settings, self._clock)
+            settings.decision_log_size, self._clock, time.time, decision_file(settings, self._clock)
         )
         news = news_to(self._metrics, self.journal.tell)
         self.cards = CardWatch(sources, settings.gpu_interval, self._clock, news)
@@ -120,7 +118,19 @@ class Daemon:
         }
         for name, unit in self.units.items():
             self.cards.add(name, unit.settings.gpus, unit.settings.engine_url, unit.handle)
-        self.desk = Desk(
+        self.desk = self._make_desk()
+        self._reloader = Reloader(settings, read and self._certificates.along_with(read), self._adopt)
+        self.ticker = Ticker(self._keepers, settings.tick_interval, self._ticked)
+        self._show_on_page()
+        self._page = StatusPage(self, self.desk.document, self._recent)
+        self.face = Face(self._clock, NOBODY, reports=settings.load_report, view=settings.metrics_view)
+        self.proxy = self._make_proxy()
+
+    # --- making and wiring --------------------------------------------------------------------------
+
+    def _make_desk(self) -> Desk:
+        settings = self._settings
+        return Desk(
             limits=bounds(settings.margin_min, settings.margin_max),
             ttl_max_s=settings.override_ttl_max,
             defaults=knob_defaults(settings),
@@ -130,20 +140,15 @@ class Daemon:
             apply=lambda _: self._configure(),
             tell=self.journal.tell,
         )
-        self._reloader = Reloader(settings, read and self._certificates.along_with(read), self._adopt)
-        self.ticker = Ticker(self._keepers, settings.tick_interval, self._ticked)
-        self._show_on_page()
-        self._page = StatusPage(self, self.desk.document, self._recent)
-        self.face = Face(self._clock, NOBODY, reports=settings.load_report, view=settings.metrics_view)
-        self.proxy = Proxy(
+
+    def _make_proxy(self) -> Proxy:
+        return Proxy(
             backends=[unit.backend for unit in self.units.values()],
-            config=replace(proxy_config(settings), face=self.face),
+            config=replace(proxy_config(self._settings), face=self.face),
             metrics=self._reports,
             ready=self.readiness,
             ssl=self._certificates.front,
         )
-
-    # --- making and wiring --------------------------------------------------------------------------
 
     def _make_unit(self, name: str, settings: Settings, counter: ChainCounter) -> Unit:
         named = name if len(engine_settings(self._settings)) > 1 else None
@@ -380,18 +385,3 @@ class Daemon:
         self._notify.extend_timeout(timeout + STOP_EXTRA_S)
         await self.proxy.drain(timeout)
         logs.event(log, logging.INFO, "stopped", "stopped: no request is in flight")
-
-
-def _decision_file(settings: Settings, clock: Callable[[], float]) -> DecisionFile | None:
-    if settings.decision_log_file is None:
-        return None
-    return DecisionFile(
-        settings.decision_log_file,
-        max_bytes=settings.decision_log_bytes,
-        wall_offset=lambda: time.time() - clock(),
-    )
-
-
-def _route_names(settings: Settings) -> list[str]:
-    each = engine_settings(settings).values()
-    return list({route.name: None for one in each for route in routes_of(one.engine)})

@@ -1,10 +1,11 @@
 """From the settings to the configurations of the parts: beside the daemon, which alone hands them out."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from kvctl.control.certificates import Certificates, Identity, IdentityFiles, Trust, TrustFiles
+from kvctl.control.decision_file import DecisionFile
 from kvctl.core.engine_view import ViewConfig
 from kvctl.core.outcomes import Policy
 from kvctl.core.overrides import Knob, Value
@@ -170,3 +171,20 @@ def proxy_config(settings: Settings) -> ProxyConfig:
         admin_opened=settings.routes_admin_pass,
         tenancy=tenancy(settings),
     )
+
+
+def decision_file(settings: Settings, clock: Callable[[], float]) -> DecisionFile | None:
+    """Where decisions are written, if anywhere; ``clock`` gives the monotonic seconds of their records."""
+    if settings.decision_log_file is None:
+        return None
+    return DecisionFile(
+        settings.decision_log_file,
+        max_bytes=settings.decision_log_bytes,
+        wall_offset=lambda: time.time() - clock(),
+    )
+
+
+def route_names(settings: Settings) -> list[str]:
+    """The names of all routes of the engines, each once."""
+    each = engine_settings(settings).values()
+    return list({route.name: None for one in each for route in routes_of(one.engine)})

@@ -104,21 +104,24 @@ class Unit:
             trust=self._trust,
             on_retry=on_retry,
         )
-        entry = next((each for each in settings.engines if each.name == name), None)
-        self.backend = Backend(
+        self.backend = self._make_backend()
+        self._tokenizer_check = TokenizerCheck(counter, lambda: self.keeper.gate.models, name)
+        self.keeper.observe(self._tokenizer_check, Noted, EngineRestarted)
+        self._plan_check = self._make_plan_check(card)
+
+    def _make_backend(self) -> Backend:
+        entry = next((each for each in self.settings.engines if each.name == self.name), None)
+        return Backend(
             self.upstream,
             self.engine,
             self._reader(),
             self.ranks.lanes,
-            name=name,
+            name=self.name,
             models=() if entry is None else entry.models,
             aliases={} if entry is None else entry.aliases,
-            tokenizer=settings.tokenizer,
-            drains=settings.engine_drain_on_abort,
+            tokenizer=self.settings.tokenizer,
+            drains=self.settings.engine_drain_on_abort,
         )
-        self._tokenizer_check = TokenizerCheck(counter, lambda: self.keeper.gate.models, name)
-        self.keeper.observe(self._tokenizer_check, Noted, EngineRestarted)
-        self._plan_check = self._make_plan_check(card)
 
     def _gatekeeper(self, observers: Iterable[Observer]) -> Gatekeeper:
         keeper = Gatekeeper(self._make_gate(gate_config(self.settings, self.engine)), self._clock, observers)
