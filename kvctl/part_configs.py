@@ -13,6 +13,7 @@ from kvctl.core.queue import QueueConfig
 from kvctl.core.supply import GateConfig
 from kvctl.core.tenants import TenantRule
 from kvctl.engines.base import Engine
+from kvctl.engines.detect import routes_of
 from kvctl.proxy.seams import ProxyConfig
 from kvctl.proxy.tenancy import KeysError, Tenancy, read_keys
 from kvctl.settings.model import SPECS, Settings

@@ -1,9 +1,12 @@
 """The goodput bench's own parts: arrivals, gates in the daemon's place, figures and calibration."""
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from kvctl.core.claim import Shape
 from kvctl.core.events import Admit, Arrived, Ended, EngineDescribed, Reject, Scraped, Ticked
@@ -18,9 +21,9 @@ from kvctl.sim.replay_score import figures
 from kvctl.sim.trace import Row
 from tests.bench.calibration import compare, fitted, windows
 from tests.bench.goodput.bench import TARGET, Group, Record, document, scene_of
-from tests.bench.goodput.callers import call_id, read_call_id
+from tests.bench.goodput.callers import Crowd, call_id, drive, read_call_id
 from tests.bench.goodput.gates import gate_maker
-from tests.bench.goodput.report import medians, standing
+from tests.bench.goodput.report import medians, standing, table
 from tests.bench.goodput.stage import CAPACITY, Page
 from tests.bench.goodput.workload import BURSTS, SimTexts, arrivals, prompts
 
@@ -162,6 +165,8 @@ def runs(**goodputs: float) -> list[dict[str, Any]]:
         "preemptions": 1,
         "requests": 500,
         "ttft_p50_s": 0.1,
+        "ttft_p99_s": 0.2,
+        "kv_usage_mean": 0.5,
         "after_warm_up": None,
     }
     policies = {name: plain | {"goodput_rps": value} for name, value in goodputs.items()}
@@ -244,3 +249,62 @@ def test_an_engine_agrees_with_itself_and_not_with_a_slower_one() -> None:
     assert all(same[name] for name in ("kv_usage_within", "ttft_p50_within", "preemptions_within"))
     slower = replace(PROFILES["tiny-cpu"], base_s=0.02)
     assert not compare([recorded()], slower)[0]["ttft_p50_within"]
+
+
+def test_runs_that_the_machine_disturbed_do_not_count() -> None:
+    found = runs(**{"forecast": 9.0, "clairvoyant": 10.0, "kv-gauge": 1.0})
+    found[0]["policies"]["kv-gauge"]["disturbed"] = True
+    assert "kv-gauge" not in {one.get("against") for one in standing(found)}
+    assert "kv-gauge" not in medians(found)
+    assert "1 run(s) left out" in table(found)
+
+
+class Refusing:
+    """An engine that refuses each caller so often, and then answers."""
+
+    def __init__(self, times: int) -> None:
+        self.times = times
+        self.asked: dict[str, int] = {}
+        self.bodies: list[dict[str, Any]] = []
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        _, number, tries, _ = request.headers["X-Request-Id"].split(".")
+        self.asked[number] = int(tries)
+        self.bodies.append(await request.json())
+        if int(tries) <= self.times:
+            return web.Response(status=429, headers={"retry-after-ms": "10"})
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b'data: {"choices": []}\n\n')
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+
+async def driven(times: int, cap: int | None) -> tuple[Refusing, list[Call], list[float]]:
+    engine, rows = Refusing(times), arrivals(BURSTS, 50.0, 0.2, 1, 8192)
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", engine.answer)
+    server = TestServer(app)
+    await server.start_server()
+    try:
+        crowd = Crowd(url=str(server.make_url("")).rstrip("/"), model="m", cap=cap, seed=1)
+        calls, late = await drive(crowd, rows, prompts(SimTexts(), rows, "x", 0))
+    finally:
+        await server.close()
+    return engine, calls, late
+
+
+@pytest.mark.parametrize(("times", "complete"), [(0, True), (2, True), (3, False)])
+def test_callers_try_three_times(times: int, *, complete: bool) -> None:
+    engine, calls, late = asyncio.run(driven(times, 2048))
+    assert set(engine.asked.values()) == {min(times + 1, 3)}
+    assert all(call.complete is complete and call.given_up is not complete for call in calls)
+    assert all(call.retries == min(times, 2) for call in calls)
+    assert len(late) == len(calls)
+    assert min(late) >= 0.0
+    assert all(body["max_tokens"] == 2048 and body["stream"] for body in engine.bodies)
+
+
+def test_callers_without_a_cap_send_none() -> None:
+    engine, _, _ = asyncio.run(driven(0, None))
+    assert not any("max_tokens" in body for body in engine.bodies)

@@ -65,7 +65,7 @@ class Turns:
     waits for more than one of its answers.
     """
 
-    def __init__(self, gap_s: float = 0.004) -> None:
+    def __init__(self, gap_s: float = 0.01) -> None:
         self._gap_s = gap_s
         self._turn = asyncio.Lock()
 

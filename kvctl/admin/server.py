@@ -56,7 +56,7 @@ class Page(Protocol):
         ...
 
 
-_AT_ONCE = frozenset({"/healthz", "/readyz", "/metrics"})  # probes do not wait behind a crowd
+_PROBES = frozenset({"/healthz", "/readyz"})  # they have turns of their own, and wait behind no crowd
 
 
 class PublicApi:
@@ -67,11 +67,11 @@ class PublicApi:
         self._port = port
         self._more = more
         self._page = Shared(port.metrics)
-        self._turns = Turns()
+        self._turns, self._probes = Turns(), Turns()
 
     def application(self) -> web.Application:
         """All routes."""
-        in_turn = self._turns.middleware(but=_AT_ONCE)
+        in_turn = self._turns.middleware(but=_PROBES | {"/metrics"})  # it takes its turn when it is made
         app = web.Application(middlewares=[errors, in_turn], client_max_size=BODY_MAX)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/healthz", self._health)
@@ -87,9 +87,11 @@ class PublicApi:
         return web.Response(body=page, headers={"Content-Type": content_type})
 
     async def _health(self, _: web.Request) -> web.Response:
+        await self._probes.take()
         return web.Response(text="ok\n")
 
     async def _ready(self, _: web.Request) -> web.Response:
+        await self._probes.take()
         ready, sentence = self._port.readiness()
         return web.Response(text=f"{sentence}\n", status=200 if ready else 503)
 

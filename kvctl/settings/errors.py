@@ -7,7 +7,10 @@ _WORD = r"[\w.-]*(?:key|token|secret|password|auth)[\w.-]*"
 _SECRETS = (
     (re.compile(r"""(?<=://)[^/@\s'"]+(?=@)"""), "***"),  # user and password of an address
     (re.compile(rf"""(?<=[?&])({_WORD}=)[^&\s'"]+""", re.IGNORECASE), r"\1***"),  # what its query calls so
-    (re.compile(rf"""(['"]{_WORD}['"]: ?)('[^']*'|"[^"]*"|\[[^\]]*\])""", re.IGNORECASE), r"\1***"),  # of a table
+    (
+        re.compile(rf"""(['"]{_WORD}['"]: ?)('[^']*'|"[^"]*"|\[[^\]]*\])""", re.IGNORECASE),
+        r"\1***",
+    ),  # of a table
 )
 
 

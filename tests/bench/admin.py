@@ -1,12 +1,11 @@
 """``python -m tests.bench.admin``: what a hundred admin clients cost the callers of the data plane.
 
-One kvctl in front of the mock engine of tests/bench/dataplane, 200 small chat requests a second through it.
-Windows alternate, quiet and busy, in an order that turns: in a busy one ``--clients`` ask the admin side
-without a pause (status, queue, overrides, decisions and a metrics page over the unix socket; the metrics page
-and the status page's data over TCP) and one more hangs in the middle of its request. Told are the medians of
-the pairs' differences of p50 and p99, in ms, and how many answers the admin side gave a second.
-
-The clients are a process of their own, so that their work is not the measuring one's.
+Two kvctl in front of the mock engine of tests/bench/dataplane, 200 small chat requests a second through the
+first. ``--clients`` ask an admin side without a pause (status, queue, overrides, decisions and a metrics page
+over the unix socket; the metrics page, the status page's data and a probe over TCP) and one more hangs in the
+middle of its request. Windows alternate in an order that turns: the clients ask the first kvctl, or the
+second, so that the machine has the same work in both; the difference is what they take from the callers of
+the first. Told are the medians of the pairs' differences of p50 and p99, in ms, and admin answers a second.
 """
 
 import argparse
@@ -16,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
@@ -24,7 +23,6 @@ from typing import IO
 
 import uvloop
 
-from kvctl.admin.client import AdminClient
 from tests.bench.dataplane.client import closed_loop, open_loop, request
 from tests.bench.dataplane.engine import MODEL
 from tests.bench.dataplane.peers import kvctl
@@ -54,19 +52,24 @@ class Window:
 class Clients:
     """Asks while it may; ``answers`` counts."""
 
-    def __init__(self, socket: str, port: int, number: int) -> None:
-        self._socket = socket
-        self._port = port
+    def __init__(self, number: int) -> None:
+        self._socket, self._port, self._turned = "", 0, 0
         self._number = number
         self._may = asyncio.Event()
         self.answers = 0
 
     async def run(self, orders: asyncio.StreamReader) -> None:
-        """Orders, one a line: ``go``, ``rest``; answers each with the answers counted so far."""
+        """Orders, one a line: which socket and port, or ``rest``; answers each with the answers so far."""
         tasks = [asyncio.create_task(self._client(number)) for number in range(self._number)]
         tasks.append(asyncio.create_task(self._hangs()))
         while order := await orders.readline():
-            (self._may.set if order == b"go\n" else self._may.clear)()
+            self._turned += 1
+            if order == b"rest\n":
+                self._may.clear()
+            else:
+                self._socket, _, port = order.decode().strip().rpartition(" ")
+                self._port = int(port)
+                self._may.set()
             sys.stdout.write(f"{self.answers}\n")
             sys.stdout.flush()
         for task in tasks:
@@ -89,8 +92,9 @@ class Clients:
             else asyncio.open_unix_connection(self._socket)
         )
         path = TCP_ROUTES[number // 4 % 3] if tcp else f"/v1/{SOCKET_ROUTES[number % len(SOCKET_ROUTES)]}"
+        turned = self._turned
         try:
-            while self._may.is_set():
+            while self._may.is_set() and turned == self._turned:
                 writer.write(f"GET {path} HTTP/1.1\r\nHost: k\r\n\r\n".encode())
                 head = await reader.readuntil(b"\r\n\r\n")
                 length = next(
@@ -105,18 +109,21 @@ class Clients:
         """Says half of a request, for ever; comes again when it is cut."""
         while True:
             await self._may.wait()
+            turned = self._turned
             reader, writer = await asyncio.open_unix_connection(self._socket)
             writer.write(b"PUT /v1/overrides/margin HTTP/1.1\r\nHost: k\r\nContent-Length: 900\r\n\r\n{")
-            await reader.read()
+            while turned == self._turned and not reader.at_eof():
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(reader.read(1), 0.2)
             writer.close()
 
 
-async def _clients(socket: str, port: int, number: int) -> None:
+async def _clients(number: int) -> None:
     orders = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(orders), sys.stdin
     )
-    await Clients(socket, port, number).run(orders)
+    await Clients(number).run(orders)
 
 
 class Crowd:
@@ -135,8 +142,8 @@ class Crowd:
 
 
 @contextmanager
-def crowd(socket: Path, port: int, number: int) -> Iterator[Crowd]:
-    command = [sys.executable, "-m", "tests.bench.admin", "--crowd", str(socket), str(port), str(number)]
+def crowd(number: int) -> Iterator[Crowd]:
+    command = [sys.executable, "-m", "tests.bench.admin", "--crowd", str(number)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -153,41 +160,51 @@ def window(port: int, seconds: float) -> Window:
     return Window(p50=cuts[49] * 1000, p99=cuts[98] * 1000)
 
 
-def measure(options: argparse.Namespace, folder: Path) -> dict[str, float]:
+@contextmanager
+def daemon(folder: Path, upstream: int) -> Iterator[tuple[int, str]]:
+    """The data port of a kvctl, and where its admin side is."""
+    folder.mkdir()
     command = kvctl(write(folder / "tokenizer")).command
     assert command is not None
     port, admin = free_port(), free_port()
-    with engine(folder) as behind:
-        words = command(port, behind.port, folder)
-        words = [
-            f"KVCTL_ADMIN_LISTEN=127.0.0.1:{admin}" if "ADMIN_LISTEN" in each else each for each in words
-        ]
-        with (
-            running(words, port, folder / "log"),
-            crowd(folder / "admin.sock", admin, options.clients) as clients,
-        ):
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                runner.run(closed_loop(port, CHAT, requests=400, connections=16))
-            quiet, busy, answers = _pairs(options, port, clients)
-            AdminClient(folder / "admin.sock").get("/v1/status")
-    changes = [(b.p50 - q.p50, b.p99 - q.p99) for q, b in zip(quiet, busy, strict=True)]
+    words = command(port, upstream, folder)
+    words = [f"KVCTL_ADMIN_LISTEN=127.0.0.1:{admin}" if "ADMIN_LISTEN" in each else each for each in words]
+    with running(words, port, folder / "log"):
+        yield port, f"{folder / 'admin.sock'} {admin}"
+
+
+def measure(options: argparse.Namespace, folder: Path) -> dict[str, float]:
+    with ExitStack() as stack:
+        behind = stack.enter_context(engine(folder))
+        port, here = stack.enter_context(daemon(folder / "one", behind.port))
+        _, there = stack.enter_context(daemon(folder / "other", behind.port))
+        clients = stack.enter_context(crowd(options.clients))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(closed_loop(port, CHAT, requests=400, connections=16))
+        quiet = window(port, options.seconds)
+        elsewhere, busy, answers = _pairs(options, port, clients, (there, here))
+    changes = [(b.p50 - e.p50, b.p99 - e.p99) for e, b in zip(elsewhere, busy, strict=True)]
     return {
-        "quiet_p50_ms": median(each.p50 for each in quiet),
-        "quiet_p99_ms": median(each.p99 for each in quiet),
+        "quiet_p50_ms": quiet.p50,
+        "quiet_p99_ms": quiet.p99,
+        "elsewhere_p50_ms": median(each.p50 for each in elsewhere),
+        "elsewhere_p99_ms": median(each.p99 for each in elsewhere),
         "added_p50_ms": median(p50 for p50, _ in changes),
         "added_p99_ms": median(p99 for _, p99 in changes),
         "admin_answers_per_s": answers / (options.pairs * options.seconds),
     }
 
 
-def _pairs(options: argparse.Namespace, port: int, clients: Crowd) -> tuple[list[Window], list[Window], int]:
+def _pairs(
+    options: argparse.Namespace, port: int, clients: Crowd, where: tuple[str, str]
+) -> tuple[list[Window], list[Window], int]:
     taken: dict[bool, list[Window]] = {False: [], True: []}
     answers = 0
     for pair in range(options.pairs):
         for busy in (False, True) if pair % 2 else (True, False):
-            before = clients.order("go" if busy else "rest")
+            before = clients.order(where[busy])
             taken[busy].append(window(port, options.seconds))
-            answers += clients.order("rest") - before
+            answers += (clients.order("rest") - before) * busy
         made = (taken[True][-1].p50 - taken[False][-1].p50, taken[True][-1].p99 - taken[False][-1].p99)
         sys.stderr.write(f"pair {pair + 1}: p50 {made[0]:+.2f} ms, p99 {made[1]:+.2f} ms\n")
     return taken[False], taken[True], answers
@@ -200,11 +217,10 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=12)
     parser.add_argument("--seconds", type=float, default=3.0, help="of a window")
     parser.add_argument("--clients", type=int, default=100)
-    parser.add_argument("--crowd", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--crowd", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.crowd:
-        socket, port, number = options.crowd
-        uvloop.run(_clients(socket, int(port), int(number)))
+        uvloop.run(_clients(options.crowd))
         return
     with tempfile.TemporaryDirectory(prefix="kvctl-admin-") as name:
         result = measure(options, Path(name))

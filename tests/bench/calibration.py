@@ -18,7 +18,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -157,8 +157,6 @@ def main() -> None:
     """Run, fit, replay and print."""
     asked = arguments()
     records = made(asked) if asked.of is None else kept(asked.of)
-    if asked.keep is not None:
-        keep(records, asked.keep)
     json.dump(calibration(records), sys.stdout, indent=2)
 
 
@@ -168,7 +166,7 @@ def made(asked: argparse.Namespace) -> Sequence[Record]:
     with tempfile.TemporaryDirectory() as folder, turn.taken():
         stage = CpuStage()
         try:
-            bench = Bench(stage, Path(folder), turn)
+            bench = Bench(stage, Path(folder), turn, asked.keep)
             for seed in asked.seed or (1, 2, 3):
                 for rate in asked.rate or (10.0, 20.0):
                     group = Group(rate=rate, seed=seed, cap="2048", workload=BURSTS, seconds=asked.seconds)
@@ -177,11 +175,6 @@ def made(asked: argparse.Namespace) -> Sequence[Record]:
             stage.close()
             turn.give_back()
     return bench.recorded
-
-
-def keep(records: Sequence[Record], path: Path) -> None:
-    """Write runs for a later calibration."""
-    path.write_text(json.dumps([asdict(record) for record in records]), encoding="utf-8")
 
 
 def kept(path: Path) -> list[Record]:
@@ -198,10 +191,15 @@ def kept(path: Path) -> list[Record]:
     ]
 
 
-def calibration(records: Sequence[Record]) -> dict[str, Any]:
-    """The fitted profile, and both engines side by side."""
+def calibration(records: Sequence[Record], usual: Profile | None = None) -> dict[str, Any]:
+    """The fitted profile, and both engines side by side; ``usual``: where too little was counted to fit."""
+    records = [record for record in records if not record.figures.get("disturbed")]
+    if not records:
+        raise ValueError("the machine was too busy in every run")
     first = records[0].group.seed
-    profile = fitted([record for record in records if record.group.seed == first])
+    own = [record for record in records if record.group.seed == first]
+    enough = sum(len(windows(record.pages)) for record in own) >= ENOUGH
+    profile = fitted(own) if usual is None or enough else usual
     coefficients = {name: getattr(profile, name) for name in Profile.__slots__}
     return {"profile": coefficients, "fitted_to_seed": first, "compared": compare(records, profile)}
 

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.live.engine import SilentError, free_port, http_get
 
 T = TypeVar("T")
-PATIENCE = 4
+PATIENCE = 10
 CONSOLE = str(Path(sys.executable).with_name("kvctl"))
 
 
@@ -92,7 +92,7 @@ class Daemon:
         ended = self.process is None or self.process.poll() is not None
         return ended or self.get("/healthz")[0] == 200
 
-    def stop(self, timeout: float = 20) -> int:
+    def stop(self, timeout: float = 20 * PATIENCE) -> int:
         """SIGTERM, then after ``timeout`` SIGKILL; the exit status."""
         if self.process is None:
             return 0
@@ -133,7 +133,7 @@ class Daemon:
             env=self.environment,
             capture_output=True,
             text=True,
-            timeout=20,
+            timeout=20 * PATIENCE,
             check=False,
         )
         assert result.returncode == exit_status, (

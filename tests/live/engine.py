@@ -136,7 +136,7 @@ class Engine:
         """The end of what the engine wrote."""
         return self.log_file.read_text(encoding="utf-8", errors="replace")[-size:]
 
-    def wait_ready(self, timeout: float = 180) -> None:
+    def wait_ready(self, timeout: float = 600) -> None:
         """Until /health answers 200; raises with the log's tail when the process ends or time runs out."""
         deadline = time.monotonic() + timeout
         while http_get(f"{self.base_url}/health")[0] != 200:

@@ -100,7 +100,7 @@ def test_absurd_headers(daemon: Daemon) -> None:
 
 def status_of(daemon: Daemon, request: bytes) -> int:
     """The status of the answer to raw bytes."""
-    with socket.create_connection(("127.0.0.1", daemon.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", daemon.port), timeout=60) as connection:
         with suppress(ConnectionError):  # refused while we still sent: the answer may lie in the buffer
             connection.sendall(request)
         return int(connection.recv(4096).split(b" ", 2)[1])

@@ -35,7 +35,7 @@ def test_paused_and_resumed(paused: Engine, impatient: Daemon) -> None:
         paused.pause()
         assert impatient.metric("leases") == 1
         eventually(lambda: impatient.get("/readyz")[0] == 503, STALL_TIMEOUT + 3, "not ready")
-        refused = post(impatient.base_url + "/v1/completions", short, timeout=30)
+        refused = post(impatient.base_url + "/v1/completions", short, timeout=120)
         assert refused.status == 503
         assert refused.headers["x-kvctl-reason"] in {"engine_wedged", "engine_unreachable"}
         assert int(refused.headers["retry-after"]) >= 1

@@ -18,7 +18,7 @@ PROGRAM = shutil.which("prometheus")
 PROMTOOL = shutil.which("promtool")
 MISSING = "Prometheus is not installed (Debian package prometheus)"
 _CONFIG = """
-global: {{scrape_interval: 500ms, scrape_timeout: 500ms, evaluation_interval: 500ms}}
+global: {{scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s}}
 rule_files: {rules}
 scrape_configs:
 """
@@ -27,7 +27,7 @@ _JOB = """
     metrics_path: {path}
     static_configs: [{{targets: ["{target}"]}}]
 """
-RATE = "5s"
+RATE = "30s"  # long: on a busy machine many a scrape comes too late
 
 
 def expand(expr: str, job: str) -> str:

@@ -18,7 +18,7 @@ from kvctl.settings.loading import load
         ),
         (
             {"KVCTL_ENGINE_URL": "http://h", "KVCTL_TENANTS": '[{"name": "a", "keys": ["sekret"]}]'},
-            "'keys': ***",
+            '"keys": ***',
         ),
         (
             {"KVCTL_ENGINES": '[{"name": "a", "url": "ftp://u:sekret@h", "api_key": "sekret"}]'},

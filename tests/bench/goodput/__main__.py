@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from kvctl.sim.profiles import PROFILES, Profile
-from tests.bench.calibration import compare, fitted, keep
+from tests.bench.calibration import calibration, fitted
 from tests.bench.goodput.bench import ALONE, CAPPED, POLICIES, Bench, Group, Turn, resolve, saturation
 from tests.bench.goodput.report import medians, standing, table
 from tests.bench.goodput.stage import PROFILE, STAGES
@@ -91,7 +91,8 @@ def run_all(asked: argparse.Namespace, bench: Bench) -> dict[str, Any]:
         seconds=seconds,
         common=asked.shared_prefix,
     )
-    profile = measure(bench, base)
+    asks = asked.rate is None or any(policy.endswith("=best") for policy in chosen(asked))
+    profile = measure(bench, base) if asks else PROFILES[PROFILE]
     policies: dict[float, list[str]] = {}
     runs = []
     for group in groups(asked, base, profile):
@@ -101,7 +102,7 @@ def run_all(asked: argparse.Namespace, bench: Bench) -> dict[str, Any]:
         found = bench.run_group(group, named)
         runs.append({"rate": group.rate, "seed": group.seed, "cap": group.cap, "policies": found})
         sys.stderr.write(table(runs) + "\n")
-    return {"runs": runs, "profile": profile, "workload": asked.workload, "seconds": seconds}
+    return {"runs": runs, "workload": asked.workload, "seconds": seconds}
 
 
 def main() -> None:
@@ -111,24 +112,20 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, turn.taken():
         stage = STAGES[asked.engine]()
         try:
-            bench = Bench(stage, Path(folder), turn)
+            bench = Bench(stage, Path(folder), turn, asked.keep)
             found = run_all(asked, bench)
         finally:
             stage.close()
             turn.give_back()
-    profile = found.pop("profile")
-    if asked.keep is not None:
-        keep(bench.recorded, asked.keep)
     again = [
-        one for one in bench.recorded if one.policy.partition("=")[0] in REPLAYED and not one.group.common
+        one
+        for one in bench.recorded
+        if one.policy.partition("=")[0] in REPLAYED and not one.group.common and not one.figures["disturbed"]
     ]
     told = found | {
         "medians": medians(found["runs"]),
         "targets": standing(found["runs"]),
-        "calibration": {
-            "profile": {name: getattr(profile, name) for name in Profile.__slots__},
-            "compared": compare(again, profile),
-        },
+        "calibration": calibration(again, PROFILES[PROFILE]) if again else None,
     }
     if asked.output == "json":
         json.dump(told, sys.stdout, indent=2)

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from kvctl.sim.replay import Call, Run, Scene
 from kvctl.sim.replay_policies import Spec, find_best, parse_policy, run_policy
 from kvctl.sim.replay_score import Target, figures, is_good
 from kvctl.sim.replay_setup import caps
+from kvctl.sim.score import quantile
 from kvctl.sim.trace import Row
 from tests.bench.goodput.callers import Crowd, drive
 from tests.bench.goodput.stage import CAPACITY, CONTEXT, Page, Stage, read_page, virtual_engine, watched
@@ -40,6 +41,8 @@ POLICIES = (
     "clairvoyant",
 )
 NEIGHBOURS = (0.8, 1.0, 1.25)
+LATE_S = 0.25  # a hundredth of the callers later than this: the machine was too busy for the run to count
+MOST_TRIES = 3
 WARM_UP = 100  # answers that end before the figures called after_warm_up begin
 HELD_S = 240.0
 FAR_TOO_MUCH = 64.0  # requests a second
@@ -104,11 +107,20 @@ class Bench:
     stage: Stage
     folder: Path
     turn: Turn
+    kept: Path | None = None  # what has been recorded, after each run
     made: int = 0
     recorded: list[Record] = field(default_factory=list)
 
     def run(self, group: Group, policy: str) -> Figures:
-        """One policy under a group's load, through a daemon of its own."""
+        """One policy under a group's load; once more where the machine was too busy to make the load."""
+        for _ in range(MOST_TRIES):
+            found = self._run(group, policy)
+            if not found["disturbed"]:
+                break
+        return found
+
+    def _run(self, group: Group, policy: str) -> Figures:
+        """Through a daemon of its own."""
         with self.turn.taken():
             spec = None if policy == ALONE else parse_policy(policy)
             wants = spec.limit if spec is not None and spec.name == "engine-queue" else None
@@ -119,18 +131,22 @@ class Bench:
             folder.mkdir()
             daemon = self._daemon(folder, policy, spec, group.seed, of_engine=of_engine)
             rows = arrivals(group.workload, group.rate, group.seconds, group.seed, CONTEXT - group.common)
-            texts = list(prompts(self.stage.texts, rows, f"{policy} {group}", group.common))
+            texts = list(prompts(self.stage.texts, rows, f"{policy} {group} {self.made}", group.common))
             daemon.start()
             try:
                 daemon.wait_ready()
                 crowd = Crowd(
                     url=daemon.base_url, model=self.stage.model, cap=_cap(group.cap), seed=group.seed
                 )
-                calls, pages = asyncio.run(_drive(crowd, self.stage.url, rows, texts))
+                calls, pages, late = asyncio.run(_drive(crowd, self.stage.url, rows, texts))
             finally:
                 daemon.stop()
             found = document(calls, pages, rows)
+            found["callers_late_p99_s"] = round(quantile(late, 0.99) or 0.0, 3)
+            found["disturbed"] = found["callers_late_p99_s"] > LATE_S
             self.recorded.append(Record(group, policy, rows, pages, found))
+            if self.kept is not None:
+                keep(self.recorded, self.kept)
         sys.stderr.write(json.dumps({"policy": policy, "rate": group.rate, "cap": group.cap} | found) + "\n")
         return found
 
@@ -158,12 +174,17 @@ class Bench:
         return {policy: found[policy] for policy in policies}
 
 
+def keep(records: Sequence[Record], path: Path) -> None:
+    """Write runs for a later calibration."""
+    path.write_text(json.dumps([asdict(record) for record in records]), encoding="utf-8")
+
+
 async def _drive(
     crowd: Crowd, engine_url: str, rows: Sequence[Row], texts: Sequence[str]
-) -> tuple[list[Call], list[Page]]:
+) -> tuple[list[Call], list[Page], list[float]]:
     async with watched(engine_url) as pages:
-        calls = await drive(crowd, rows, texts)
-    return calls, pages
+        calls, late = await drive(crowd, rows, texts)
+    return calls, pages, late
 
 
 def _idle(stage: Stage) -> bool:

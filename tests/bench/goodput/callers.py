@@ -44,24 +44,24 @@ def read_call_id(text: str) -> tuple[int, int]:
     return (int(parts[2]), int(parts[3])) if parts[0] == "bench" and len(parts) == 4 else (1, 1)
 
 
-async def drive(crowd: Crowd, rows: Sequence[Row], texts: Iterable[str]) -> list[Call]:
-    """All callers, to their end or until patience is over."""
+async def drive(crowd: Crowd, rows: Sequence[Row], texts: Iterable[str]) -> tuple[list[Call], list[float]]:
+    """All callers, to their end or until patience is over; and by how much each came later than it should.
+
+    Callers who come late are a load that nobody asked for: the machine had no time for them.
+    """
     calls = [Call(row=row, cap=crowd.cap) for row in rows]
     bodies = [_body(crowd, row, text) for row, text in zip(rows, texts, strict=True)]
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0)
     timeout = aiohttp.ClientTimeout(total=None, sock_read=120)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
-        began = time.monotonic()
-        tasks = [
-            asyncio.create_task(_Caller(crowd, session, began).make(call, body))
-            for call, body in zip(calls, bodies, strict=True)
-        ]
+        one = _Caller(crowd, session, time.monotonic())
+        tasks = [asyncio.create_task(one.make(call, body)) for call, body in zip(calls, bodies, strict=True)]
         done, pending = await asyncio.wait(tasks, timeout=rows[-1].at_s + crowd.patience_s)
         for task in pending:
             task.cancel()
         await asyncio.gather(*pending, return_exceptions=True)
         await asyncio.gather(*done)
-    return calls
+    return calls, one.late_s
 
 
 def _body(crowd: Crowd, row: Row, text: str) -> bytes:
@@ -81,10 +81,12 @@ class _Caller:
         self._crowd = crowd
         self._session = session
         self._began = began
+        self.late_s: list[float] = []
 
     async def make(self, call: Call, body: bytes) -> None:
         source = random.Random(f"{self._crowd.seed} {call.row.number}")
         await asyncio.sleep(self._began + call.row.at_s - time.monotonic())
+        self.late_s.append(time.monotonic() - self._began - call.row.at_s)
         while True:
             call.tries += 1
             status, headers = await self._attempt(call, body)

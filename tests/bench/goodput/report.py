@@ -29,12 +29,21 @@ WANTED = (
 PREEMPTIONS_PER_1000 = 1.0
 
 
+def sound(runs: Runs) -> list[dict[str, Any]]:
+    """Without the policies' runs for which the machine was too busy."""
+    return [
+        {**run, "policies": {name: one for name, one in run["policies"].items() if not one.get("disturbed")}}
+        for run in runs
+    ]
+
+
 def medians(runs: Runs) -> dict[str, dict[str, Any]]:
     """By policy: the median of each figure over all runs; preemptions are those of all runs together."""
+    runs = sound(runs)
     found: dict[str, dict[str, Any]] = {}
     for policy in dict.fromkeys(policy for run in runs for policy in run["policies"]):
         own = [run["policies"][policy] for run in runs if policy in run["policies"]]
-        names = [name for name in own[0] if name not in ("after_warm_up", "requests")]
+        names = [name for name in own[0] if name not in ("after_warm_up", "requests", "disturbed")]
         found[policy] = {name: _median(one[name] for one in own) for name in names}
         warm = [one["after_warm_up"]["goodput_rps"] for one in own if one["after_warm_up"]]
         requests = sum(one["requests"] for one in own)
@@ -56,6 +65,7 @@ def _median(values: Any) -> float | None:
 def standing(runs: Runs) -> list[dict[str, Any]]:
     """Each target with what was found, at every rate; goodput is that after the warm-up."""
     told: list[dict[str, Any]] = []
+    runs = sound(runs)
     for rate in sorted({run["rate"] for run in runs}):
         at_rate = [run for run in runs if run["rate"] == rate]
         for wanted in WANTED:
@@ -122,6 +132,9 @@ def table(runs: Runs) -> str:
                 f"  TTFT p50 {_number(one['ttft_p50_s'])} p99 {_number(one['ttft_p99_s'])} s"
                 f"  KV {one['kv_usage_mean']:.0%}"
             )
+    disturbed = sum(bool(one.get("disturbed")) for run in runs for one in run["policies"].values())
+    if disturbed:
+        lines.append(f"{disturbed} run(s) left out: the machine was too busy to make the load")
     for one in standing(runs):
         word = "met" if one["met"] else "MISSED"
         if "against" in one:
