@@ -7,7 +7,7 @@ two pages
               + kv_token x steps x KV tokens held
 
 by least squares with no coefficient below zero. What a request spends before its first step
-is the difference of median times to first token in the run of the lowest rate, where hardly anybody waits.
+is the difference of median times to first token at the lowest rate, where hardly anybody waits.
 Then every run that was made on the real engine is replayed in virtual time with the same arrivals and policy,
 and mean occupancy, median time to first token and preemptions are compared. The fit uses the runs of the
 first seed alone.
@@ -70,7 +70,7 @@ def _window(before: Page, after: Page) -> Window:
 
 def fitted(records: Sequence[Record], name: str = "measured") -> Profile:
     """The profile of the engine while those runs were made."""
-    lightest = min(records, key=lambda record: record.group.rate)
+    lowest = min(record.group.rate for record in records)
     found = [one for record in records for one in windows(record.pages)]
     if len(found) < ENOUGH:
         raise ValueError(f"{len(found)} windows are too few to fit a profile to")
@@ -83,7 +83,11 @@ def fitted(records: Sequence[Record], name: str = "measured") -> Profile:
         decode_sequence_s=decode,
         kv_token_s=held,
     )
-    way_in = lightest.figures["ttft_p50_s"] - simulated(lightest, steps)["ttft_p50_s"]
+    way_in = median(
+        record.figures["ttft_p50_s"] - simulated(record, steps)["ttft_p50_s"]
+        for record in records
+        if record.group.rate == lowest
+    )
     return replace(steps, request_s=max(way_in, 0.0))
 
 
