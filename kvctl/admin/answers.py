@@ -89,11 +89,11 @@ class Turns:
 class Shared(Generic[T]):
     """What costs the loop more than a turn may: made once for all who asked before it was begun.
 
-    After it the loop has ``REST`` times as long for the data plane before it is made again: of a hundred
-    callers there not one waits for it. Nobody gets what was made before they asked.
+    After it the loop has ``REST`` times as long for the data plane before it is made again, but nobody waits
+    longer than ``MOST_REST_S`` for that. Nobody gets what was made before they asked.
     """
 
-    REST, MOST_REST_S = 200.0, 2.0
+    REST, MOST_REST_S = 200.0, 0.3
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make

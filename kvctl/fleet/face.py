@@ -44,10 +44,10 @@ class Face:
             told.append(FAIL_HEADER)
         self._headers = tuple((name.encode(), value.encode()) for name, value in told)
 
-    def arrived(self) -> None:
-        """A request came to the data port."""
+    def admitted(self) -> None:
+        """A request was let in. A refused one uses nothing: counted, it would draw more to a full box."""
         if self._reports:
-            self._rate.arrived(self._clock())
+            self._rate.admitted(self._clock())
 
     def headers(self) -> tuple[Header, ...]:
         """What every answer of the data port carries."""

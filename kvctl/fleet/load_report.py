@@ -19,24 +19,24 @@ WINDOW_S = 10.0
 
 
 class RequestRate:
-    """Requests a second over the last seconds, for the report."""
+    """Admitted requests a second over the last seconds, for the report."""
 
     def __init__(self) -> None:
-        self._arrived: deque[float] = deque()
+        self._admitted: deque[float] = deque()
 
-    def arrived(self, now: float) -> None:
-        """A request came."""
-        self._arrived.append(now)
+    def admitted(self, now: float) -> None:
+        """A request was let in."""
+        self._admitted.append(now)
         self._forget(now)
 
     def per_second(self, now: float) -> float:
         """Over the window."""
         self._forget(now)
-        return len(self._arrived) / WINDOW_S
+        return len(self._admitted) / WINDOW_S
 
     def _forget(self, now: float) -> None:
-        while self._arrived and self._arrived[0] < now - WINDOW_S:
-            self._arrived.popleft()
+        while self._admitted and self._admitted[0] < now - WINDOW_S:
+            self._admitted.popleft()
 
 
 def load_report(standing: Standing, requests_per_s: float) -> str:

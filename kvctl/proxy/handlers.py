@@ -73,9 +73,7 @@ class Handler:
         match = self._planner.match(request.method, request.raw_path)
         lease_id = f"{self._prefix}-{next(self._numbers):x}"
         exchange = Exchange(request, match, lease_id, self._clock(), self._carrier.origins)
-        face = self._config.face
-        face.arrived()
-        exchange.signs = face.headers()
+        exchange.signs = self._config.face.headers()
         try:
             return await self._dispatch(exchange)
         except AnswerError as error:
@@ -143,12 +141,13 @@ class Handler:
         while left is not None:
             way = self._choose(exchange, left, again=left is not plan)
             reading = left.of(way.backend)
-            verdict = await self._admit(exchange, way, reading, left)
+            verdict = await self._admit(exchange, way, reading)
             if isinstance(verdict, Reject):
                 return exchange.answer(self._refusal(exchange, verdict))
-            hold.body = reading.body
-            left = left.without(way.backend)
             with verdict as lease:
+                self._let_in(way, reading, left)
+                hold.body = reading.body
+                left = left.without(way.backend)
                 run = self._run(exchange, way, lease, hold, last=left is None)
                 done = await (self._to_the_end(run) if way.backend.drains else run)
             if isinstance(exchange.relayed, Metered):
@@ -167,9 +166,7 @@ class Handler:
         exchange.match = plan.of(way.backend).match
         return way
 
-    async def _admit(
-        self, exchange: Exchange, way: Way, reading: Reading, plan: Plan
-    ) -> LeaseHandle | Reject:
+    async def _admit(self, exchange: Exchange, way: Way, reading: Reading) -> LeaseHandle | Reject:
         parsed = reading.parsed
         exchange.stream = parsed.stream
         exchange.prompt_tokens = sum(parsed.shape.prompts)
@@ -179,9 +176,13 @@ class Handler:
         self._metrics.decided(self._clock() - asked - (verdict.waited_s or 0.0))
         if isinstance(verdict, Reject):
             exchange.reject = verdict.reason
-        elif prefixes := parsed.shape.prefixes or plan.prefixes:
-            way.lane.warm.took(prefixes, keeper.gate.scales().capacity_tokens)
         return verdict
+
+    def _let_in(self, way: Way, reading: Reading, plan: Plan) -> None:
+        """What is remembered of an admitted request. Inside its lease: nothing here may lose it."""
+        self._config.face.admitted()
+        if prefixes := reading.parsed.shape.prefixes or plan.prefixes:
+            way.lane.warm.took(prefixes, way.lane.keeper.gate.scales().capacity_tokens)
 
     async def _run(
         self, exchange: Exchange, way: Way, lease: LeaseHandle, hold: Hold, *, last: bool

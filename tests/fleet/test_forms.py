@@ -74,7 +74,7 @@ def test_a_report_never_holds_what_voids_it(forecast: float, usage: float | None
 def test_rate_over_the_window() -> None:
     rate = RequestRate()
     for tenth in range(50):
-        rate.arrived(tenth / 10)
+        rate.admitted(tenth / 10)
     assert rate.per_second(5.0) == 5.0
     assert rate.per_second(60.0) == 0.0
 
