@@ -55,9 +55,14 @@ def curl(url: str, *flags: str) -> tuple[bytes, bytes]:
         capture_output=True,
         check=True,
     )
-    head, _, body = result.stdout.partition(b"\r\n\r\n")
+    answer = result.stdout
+    invited = answer.startswith(b"HTTP/1.1 100 ")  # and then comes the answer
+    if invited:
+        answer = answer.partition(b"\r\n\r\n")[2]
+    head, _, body = answer.partition(b"\r\n\r\n")
     kind = re.search(rb"(?im)^content-type: (\S+)", head)
-    return head.split(b"\r\n")[0].split(b" ", 1)[1] + (kind[1] if kind else b""), NEW_EACH_TIME.sub(b"", body)
+    told = b"100, " * invited + head.split(b"\r\n")[0].split(b" ", 1)[1] + (kind[1] if kind else b"")
+    return told, NEW_EACH_TIME.sub(b"", body)
 
 
 BODY: dict[str, Any] = {"model": NAME, "max_tokens": 16, "temperature": 0}

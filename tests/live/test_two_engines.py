@@ -158,7 +158,7 @@ async def test_prefix_affinity_raises_the_hit_rate(pair: Pair, capsys: pytest.Ca
 
 
 async def test_one_killed_costs_only_its_own_streams(pair: Pair) -> None:
-    running = asyncio.create_task(at_once(pair, 12, 400, "killed"))
+    running = asyncio.create_task(at_once(pair, 12, 2000, "killed"))
     busy = pair.daemon
 
     def both_run() -> bool:
