@@ -1,6 +1,6 @@
 """How the suite is run.
 
-* The whole suite runs in as many workers as there are cores, four at most, a file to a worker. Who names
+* The whole suite runs in two workers for each core, four at most, a file to a worker: tests mostly wait. Who names
   a file, a folder, ``-n``, ``-m``, ``-s`` or ``--pdb`` gets one process; so does the live suite.
 * Tests marked ``slow`` (real Prometheus, HAProxy and Envoy over real time, long replays) are left out and
   counted in the summary, unless ``-m`` is given or their file is named. ``pytest -m slow`` runs them alone.
@@ -50,7 +50,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         return
     alone = option.usepdb or option.capture == "no" or option.collectonly or option.markexpr or _named(config)
     if not alone and getattr(option, "numprocesses", 0) is None:
-        option.numprocesses = min(len(os.sched_getaffinity(0)), MOST_WORKERS)
+        option.numprocesses = min(2 * len(os.sched_getaffinity(0)), MOST_WORKERS)
         option.dist, option.loadscopereorder = "loadfile", False
 
 
