@@ -1,7 +1,7 @@
 """How the suite is run.
 
-* The whole suite runs in two workers for each core, four at most, a file to a worker: tests mostly wait. Who names
-  a file, a folder, ``-n``, ``-m``, ``-s`` or ``--pdb`` gets one process; so does the live suite.
+* The whole suite runs in two workers for each core, four at most, a file to a worker: tests mostly wait. Who
+  names a file, a folder, ``-n``, ``-m``, ``-s`` or ``--pdb`` gets one process; so does the live suite.
 * Tests marked ``slow`` (real Prometheus, HAProxy and Envoy over real time, long replays) are left out and
   counted in the summary, unless ``-m`` is given or their file is named. ``pytest -m slow`` runs them alone.
 * Property tests draw the same few examples each time; ``--hypothesis-profile=thorough`` draws many, and
