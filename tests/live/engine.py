@@ -8,6 +8,7 @@ import argparse
 import atexit
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -38,6 +39,9 @@ ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, SIGTERM)
 os.execv(sys.argv[1], sys.argv[1:])
 """
 """Starts a program that gets SIGTERM when we die, even by a signal that leaves us no last word."""
+
+
+NICE = (shutil.which("nice") or "/usr/bin/nice", "-n")
 
 
 class SilentError(AssertionError):
@@ -81,6 +85,7 @@ class Engine:
     max_num_seqs: int = 256
     port: int = field(default_factory=free_port)
     flags: tuple[str, ...] = ()
+    niceness: int = 0
     log: Path | None = None
     folder: Path | None = None  # of another model than the tiny one
     process: subprocess.Popen[bytes] | None = None
@@ -114,7 +119,7 @@ class Engine:
             "--max-num-seqs": self.max_num_seqs,
         }
         pairs = [str(part) for option in options.items() for part in option]
-        launcher = [sys.executable, "-c", DIE_WITH_PARENT]
+        launcher = [sys.executable, "-c", DIE_WITH_PARENT, *NICE, str(self.niceness)]
         return [*launcher, str(program), "serve", str(self.model), *pairs, "--enforce-eager", *self.flags]
 
     def start(self) -> None:
@@ -128,7 +133,7 @@ class Engine:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=environment | ENVIRONMENT,
-                start_new_session=True,
+                process_group=0,  # not a session: the kernel may share the CPU by sessions first
             )
         atexit.register(self.kill)
 
