@@ -85,7 +85,7 @@ class Engine:
     max_num_seqs: int = 256
     port: int = field(default_factory=free_port)
     flags: tuple[str, ...] = ()
-    niceness: int = 0
+    niceness: int = 10  # its processes spin while they wait: callers and gate, on the same cores, go first
     log: Path | None = None
     folder: Path | None = None  # of another model than the tiny one
     process: subprocess.Popen[bytes] | None = None

@@ -18,7 +18,6 @@ from tests.live.engine import Engine, SilentError, free_port, http_get
 from tests.live.model import NAME
 
 BLOCKS, BLOCK, CONTEXT = 1000, 32, 8192
-ENGINE_NICENESS = 10  # its processes spin while they wait; callers and gate, who share its cores, must not
 LOOK_S = 0.5
 PROFILE = "tiny-cpu"
 
@@ -116,13 +115,7 @@ class CpuStage:
 
     def _started(self) -> Engine:
         flags = () if self.queue is None else ("--max-num-queued-reqs", str(self.queue))
-        engine = Engine(
-            num_gpu_blocks=BLOCKS,
-            block_size=BLOCK,
-            max_model_len=CONTEXT,
-            flags=flags,
-            niceness=ENGINE_NICENESS,
-        )
+        engine = Engine(num_gpu_blocks=BLOCKS, block_size=BLOCK, max_model_len=CONTEXT, flags=flags)
         engine.start()
         engine.wait_ready(400)
         return engine
