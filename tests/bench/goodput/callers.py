@@ -20,6 +20,8 @@ from tests.live.engine import forced_length
 
 RETRIES = 2
 END = b"data: [DONE]\n\n"
+ERROR = b'data: {"error"'  # an engine whose queue is full may say so inside a 200, and end it with [DONE]
+UNAVAILABLE = 503
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,19 +111,22 @@ class _Caller:
         url = f"{self._crowd.url}/v1/chat/completions"
         with contextlib.suppress(aiohttp.ClientError, asyncio.TimeoutError):
             async with self._session.post(url, data=body, headers=headers) as response:
-                if response.status == 200:
-                    await self._read(call, response)
-                else:
+                if response.status != 200:
                     await response.read()
+                elif not await self._read(call, response):
+                    return UNAVAILABLE, response.headers
                 return response.status, response.headers
         return 0, {}
 
-    async def _read(self, call: Call, response: aiohttp.ClientResponse) -> None:
-        tail, last = b"", 0.0
+    async def _read(self, call: Call, response: aiohttp.ClientResponse) -> bool:
+        """Whether it was an answer. An error in its stead counts as a refusal: callers try again."""
+        tail, last, failed = b"", 0.0, False
         async for data in response.content.iter_any():
             last = time.monotonic() - self._began
-            if call.first_at is None:
+            failed = failed or ERROR in tail + data
+            if call.first_at is None and not failed:
                 call.first_at = last
-            tail = (tail + data)[-len(END) :]
-        if tail == END:
+            tail = (tail + data)[-max(len(END), len(ERROR)) :]
+        if tail.endswith(END) and not failed:
             call.ended_at, call.output, call.complete = last, call.row.output_tokens, True
+        return not failed
