@@ -260,10 +260,10 @@ def test_runs_that_the_machine_disturbed_do_not_count() -> None:
 
 
 class Refusing:
-    """An engine that refuses each caller so often, and then answers."""
+    """An engine that refuses each caller so often, and then answers. ``inside``: within a 200, as a stream."""
 
-    def __init__(self, times: int) -> None:
-        self.times = times
+    def __init__(self, times: int, *, inside: bool = False) -> None:
+        self.times, self.inside = times, inside
         self.asked: dict[str, int] = {}
         self.bodies: list[dict[str, Any]] = []
 
@@ -271,17 +271,22 @@ class Refusing:
         _, number, tries, _ = request.headers["X-Request-Id"].split(".")
         self.asked[number] = int(tries)
         self.bodies.append(await request.json())
-        if int(tries) <= self.times:
+        refused = int(tries) <= self.times
+        if refused and not self.inside:
             return web.Response(status=429, headers={"retry-after-ms": "10"})
-        response = web.StreamResponse()
+        response = web.StreamResponse(headers={"retry-after-ms": "10"})
         await response.prepare(request)
-        await response.write(b'data: {"choices": []}\n\n')
+        await response.write(
+            b'data: {"error": {"code": 503}}\n\n' if refused else b'data: {"choices": []}\n\n'
+        )
         await response.write(b"data: [DONE]\n\n")
         return response
 
 
-async def driven(times: int, cap: int | None) -> tuple[Refusing, list[Call], list[float]]:
-    engine, rows = Refusing(times), arrivals(BURSTS, 50.0, 0.2, 1, 8192)
+async def driven(
+    times: int, cap: int | None, *, inside: bool = False
+) -> tuple[Refusing, list[Call], list[float]]:
+    engine, rows = Refusing(times, inside=inside), arrivals(BURSTS, 50.0, 0.2, 1, 8192)
     app = web.Application()
     app.router.add_post("/v1/chat/completions", engine.answer)
     server = TestServer(app)
@@ -294,9 +299,10 @@ async def driven(times: int, cap: int | None) -> tuple[Refusing, list[Call], lis
     return engine, calls, late
 
 
+@pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize(("times", "complete"), [(0, True), (2, True), (3, False)])
-def test_callers_try_three_times(times: int, *, complete: bool) -> None:
-    engine, calls, late = asyncio.run(driven(times, 2048))
+def test_callers_try_three_times(times: int, *, complete: bool, inside: bool) -> None:
+    engine, calls, late = asyncio.run(driven(times, 2048, inside=inside))
     assert set(engine.asked.values()) == {min(times + 1, 3)}
     assert all(call.complete is complete and call.given_up is not complete for call in calls)
     assert all(call.retries == min(times, 2) for call in calls)
