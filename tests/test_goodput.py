@@ -260,7 +260,7 @@ def test_runs_that_the_machine_disturbed_do_not_count() -> None:
 
 
 class Refusing:
-    """An engine that refuses each caller so often, and then answers. ``inside``: within a 200, as a stream."""
+    """An engine that refuses each caller so often, and then answers. ``inside``: in a stream."""
 
     def __init__(self, times: int, *, inside: bool = False) -> None:
         self.times, self.inside = times, inside
