@@ -31,6 +31,18 @@ def _counters(*series: tuple[str, str], fires: str, over: str) -> Story:
 _ENGINE_BY = "job, instance, engine"
 
 
+_LEFT = (
+    "min by (job, instance, certificate, engine) (kvctl_tls_certificate_expiry_timestamp_seconds) - time()"
+)
+
+
+def _expiry(*, calm_days: int, days: int) -> Story:
+    """A certificate with ``calm_days`` left, another with ``days``, and the renewed one. Time begins at 0."""
+    values = f"{calm_days * 86400}x4 {days * 86400}x19 {60 * 86400}x60"
+    name = f'kvctl_tls_certificate_expiry_timestamp_seconds{{{_AT}, certificate="listen"}}'
+    return Story(series=(Series(name=name, values=values),), fires="24m", over="50m")
+
+
 def _in_state(*words: str) -> str:
     return f'max by ({_ENGINE_BY}) (kvctl_engine_state{{state=~"{"|".join(words)}"}}) == 1'
 
@@ -106,6 +118,28 @@ _AVAILABILITY = (
                 fires="8m",
                 over="30m",
             ),
+            _counters(
+                (f'kvctl_gpu_events_total{{{_AT}, gpu="unknown", kind="ecc_uncorrected"}}', "0x4 1x60"),
+                (f'kvctl_gpu_events_total{{{_AT}, gpu="GPU-0", kind="ecc_corrected"}}', "0+1x65"),
+                fires="8m",
+                over="30m",
+            ),
+        ),
+    ),
+    Alert(
+        name="KvctlGpuProgramFault",
+        expr="sum by (job, instance, gpu) "
+        '(increase(kvctl_gpu_events_total{kind="xid_application"}[15m])) > 0',
+        hold="0s",
+        severity="ticket",
+        summary="a program on the card {{ $labels.gpu }} of {{ $labels.instance }} failed or was ended",
+        description="The driver told of an Xid that is one program's own in the last 15 minutes. If it was "
+        "the engine, KvctlEngineUnreachable or KvctlEngineWedged follows.",
+        story=_counters(
+            (f'kvctl_gpu_events_total{{{_AT}, gpu="GPU-0", kind="xid_application"}}', "0x4 1x60"),
+            (f'kvctl_gpu_events_total{{{_AT}, gpu="GPU-0", kind="xid_other"}}', "0+1x65"),
+            fires="8m",
+            over="30m",
         ),
     ),
     Alert(
@@ -238,6 +272,35 @@ _DAEMON = (
         summary="{{ $labels.knob }} is overridden on {{ $labels.instance }} for eight hours",
         description="What is right for so long belongs into the configuration, with a review.",
         story=_while("kvctl_override_active", 1, 0, f'{_AT}, knob="margin"', minutes=500),
+    ),
+    Alert(
+        name="KvctlDrainLongLived",
+        expr=f'max by ({_ENGINE_BY}) (kvctl_mode{{mode="draining"}}) == 1',
+        hold="4h",
+        severity="ticket",
+        summary="{{ $labels.engine }} on {{ $labels.instance }} has been drained for four hours",
+        description="A drain holds over restarts until somebody takes it back: this one may be forgotten.",
+        story=_while("kvctl_mode", 1, 0, f'{_ENGINE}, mode="draining"', minutes=250),
+    ),
+    Alert(
+        name="KvctlCertificateExpires",
+        expr=f"{_LEFT} < 30 * 86400",
+        hold="10m",
+        severity="ticket",
+        summary="the certificate {{ $labels.certificate }} of {{ $labels.instance }} ends within 30 days",
+        description="It is good for {{ $value | humanizeDuration }} more. Renew the file, then kvctl reload.",
+        story=_expiry(calm_days=40, days=20),
+    ),
+    Alert(
+        name="KvctlCertificateExpiresSoon",
+        expr=f"{_LEFT} < 3 * 86400",
+        hold="10m",
+        severity="page",
+        summary="the certificate {{ $labels.certificate }} of {{ $labels.instance }} ends within 3 days",
+        description="It is good for {{ $value | humanizeDuration }} more; after that handshakes fail. Renew "
+        "the file, then kvctl reload.",
+        story=_expiry(calm_days=20, days=2),
+        other=(_expiry(calm_days=40, days=0),),
     ),
 )
 

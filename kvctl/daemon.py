@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -188,11 +188,12 @@ class Daemon:
 
     def _config_view(self) -> ConfigView:
         last = self._reloader.last
-        return ConfigView(last.revision, reloaded_well=not last.problems)
+        ends = self._certificates.ends
+        return ConfigView(last.revision, reloaded_well=not last.problems, certificate_ends=ends)
 
-    def metrics(self) -> tuple[bytes, str]:
-        """The metrics page and its content type."""
-        return self._metrics.render(), CONTENT_TYPE
+    def metrics(self) -> tuple[Iterable[bytes], str]:
+        """The metrics page, in parts that are made as they are asked for, and its content type."""
+        return self._metrics.parts(), CONTENT_TYPE
 
     # --- what the admin listeners ask ---------------------------------------------------------------
 
@@ -320,6 +321,8 @@ class Daemon:
             public = PublicServer(PublicApi(self, self._page), settings.admin_listen)
             stack.push_async_callback(public.close)
             await asyncio.to_thread(self.desk.open)
+            for drained in self.desk.drains.standing(self.units):
+                self.drain(draining=True, engine=drained)
             stack.push_async_callback(self.desk.close)
             parts: list[Part] = [self.journal, self.cards, *self.units.values(), self.ticker]
             for part in parts:

@@ -1,6 +1,7 @@
 """The daemon as a process: made of its settings, run until a signal, with what must be closed after it."""
 
 import asyncio
+import gc
 import logging
 import signal
 import sys
@@ -29,6 +30,7 @@ from kvctl.unit import MakeGate
 log = logs.get("daemon")
 
 SWITCH_S = 0.0005  # a thread that counts a long prompt gives the loop its turn after that
+COLLECT_AFTER = (20_000, 20, 20)  # objects, and searches of the younger generation before one of the older
 
 
 async def serve(
@@ -100,6 +102,7 @@ def run(settings: Settings, read: Callable[[], Settings] | None = None) -> None:
     ``read`` loads the settings again, for a reload.
     """
     sys.setswitchinterval(SWITCH_S)
+    _spare_the_collector()
     handler = logs.start(settings.log_level, settings.log_format)
     for sentence in warnings(settings):
         logs.event(log, logging.WARNING, "settings", sentence)
@@ -108,6 +111,16 @@ def run(settings: Settings, read: Callable[[], Settings] | None = None) -> None:
             runner.run(_run_until_signal(settings, read))
     finally:
         logs.stop(handler)
+
+
+def _spare_the_collector() -> None:
+    """Fewer searches for cycles: by default there is one in a few requests.
+
+    What was loaded by now stays for good, and is not searched again.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*COLLECT_AFTER)
 
 
 async def _run_until_signal(settings: Settings, read: Callable[[], Settings] | None) -> None:

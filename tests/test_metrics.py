@@ -319,6 +319,8 @@ def test_what_the_driver_tells_of_a_card_is_counted_from_its_first_reading_on() 
     assert value(made.metrics, name, gpu="GPU-0", kind="xid_fatal") == 0
     made.metrics.card_event(CardEvent(uuids=("GPU-0",), kind=EventKind.XID_FATAL, xid=79))
     assert value(made.metrics, name, gpu="GPU-0", kind="xid_fatal") == 1
+    made.metrics.card_event(CardEvent(uuids=(), kind=EventKind.ECC_UNCORRECTED))
+    assert value(made.metrics, name, gpu="unknown", kind="ecc_uncorrected") == 1
     made.metrics.cards_failing(SourceFault.HUNG)
     made.metrics.cards_failing(SourceFault.REFUSED)
     assert value(made.metrics, "kvctl_gpu_read_faults_total", fault="hung") == 1

@@ -168,6 +168,8 @@ async def test_callers_over_tls_and_a_certificate_renewed_by_a_reload(
             proto = schemes[-1:]
             assert answer.startswith(b"HTTP/1.1 200 OK")
             assert proto == [b"https"]
+            shown = 'kvctl_tls_certificate_expiry_timestamp_seconds{certificate="listen",engine=""} '
+            assert shown in await it.metrics()
 
             pem.write_text("no certificate")
             status, _, err = await kvctl(tmp_path, "reload")

@@ -14,7 +14,7 @@ async def test_a_request_that_is_sent_again_is_counted(tmp_path: Path) -> None:
     daemon = Daemon(load(None, env), {}, {ENGINE: load_counter("bound")})
     daemon.units[ENGINE].upstream._on_retry()
     page, _ = daemon.metrics()
-    assert 'kvctl_proxy_faults_total{fault="upstream_retried"} 1.0' in page.decode()
+    assert 'kvctl_proxy_faults_total{fault="upstream_retried"} 1.0' in b"".join(page).decode()
 
 
 async def test_the_sentence_is_of_now(tmp_path: Path) -> None:

@@ -3,10 +3,10 @@
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from aiohttp import web
 
@@ -17,7 +17,6 @@ from kvctl.settings.errors import SettingsError
 
 BODY_MAX = 64 * 2**10
 NAME_DEADLINE_S = 2.0
-T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _STATUS = {Refusal.UNKNOWN_KNOB: 404, Refusal.NOT_SET: 404, Refusal.STALE_REVISION: 412}
@@ -86,37 +85,49 @@ class Turns:
         return in_turn
 
 
-class Shared(Generic[T]):
+class SharedPage:
     """What costs the loop more than a turn may: made once for all who asked before it was begun.
 
-    After it the loop has ``REST`` times as long for the data plane before it is made again, but nobody waits
-    longer than ``MOST_REST_S`` for that. Nobody gets what was made before they asked.
+    It is made in parts, and every ``SLICE_S`` the loop does what else there is. After it the data plane has
+    ``REST`` times as long before it is made again, but nobody waits longer than ``MOST_REST_S`` for that.
+    Nobody gets what was made before they asked.
     """
 
     REST, MOST_REST_S = 200.0, 0.3
+    SLICE_S = 0.0003
 
-    def __init__(self, make: Callable[[], T]) -> None:
+    def __init__(self, make: Callable[[], tuple[Iterable[bytes], str]]) -> None:
+        """``make`` gives the parts of a page and its content type."""
         self._make = make
         self._one = asyncio.Lock()
-        self._made: tuple[float, T] | None = None
+        self._made: tuple[float, tuple[bytes, str]] | None = None
         self._not_before = 0.0
 
-    async def get(self) -> T:
+    async def get(self) -> tuple[bytes, str]:
         """Made after this was called."""
         asked = time.perf_counter()
         async with self._one:
             if self._made is not None and self._made[0] > asked:
                 return self._made[1]
             await asyncio.sleep(max(self._not_before - time.perf_counter(), 0.0))
-            began, cost = (
-                time.perf_counter(),
-                -time.thread_time(),
-            )  # a machine that stands still costs nothing
-            made = self._make()
-            cost += time.thread_time()
-            self._made = began, made
+            began = time.perf_counter()
+            page, cost = await self._in_slices()
+            self._made = began, page
             self._not_before = time.perf_counter() + min(cost * self.REST, self.MOST_REST_S)
-            return made
+            return page
+
+    async def _in_slices(self) -> tuple[tuple[bytes, str], float]:
+        """The page, and the seconds of CPU that it took: a machine that stands still costs nothing."""
+        parts, content_type = self._make()
+        made, cost, since = [], 0.0, time.thread_time()
+        for part in parts:
+            made.append(part)
+            if (taken := time.thread_time() - since) > self.SLICE_S:
+                cost += taken
+                await asyncio.sleep(0)
+                since = time.thread_time()
+        cost += time.thread_time() - since
+        return (b"".join(made), content_type), cost
 
 
 class Callers:

@@ -1,6 +1,7 @@
 """The side of the admin API that changes something: each change has an actor and a line in the audit log."""
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 from aiohttp import web
@@ -13,11 +14,12 @@ from kvctl.admin.levels import LogLevels
 from kvctl.admin.port import AdminPort
 from kvctl.admin.readings import with_revision
 from kvctl.control.journal import Journal
-from kvctl.core.overrides import DEFAULT_TTL_S, Knob, OverrideError, Refusal
+from kvctl.core.overrides import DEFAULT_TTL_S, REASON_MAX, Knob, OverrideError, Refusal
 from kvctl.settings.errors import SettingsError
 
 _OVERRIDE = ("value", "ttl_s", "reason")
 _BYPASS = ("ttl_s", "reason")
+_DRAIN = ("reason",)
 _LEVEL = ("level", "ttl_s", "reason")
 _RELEASE = ("for_s", "reason")
 RELEASE_MAX_S = 3600.0
@@ -86,10 +88,16 @@ class Changes:
         engine = request.query.get("engine")
         if engine is not None and engine not in (known := self._port.status().engines):
             raise ApiError(404, "not_found", f"there is no engine {engine!r}; there are {', '.join(known)}")
+        reason = _reason(await body_of(request, _DRAIN)) if draining else ""
         who = await self._callers.of(request)
         self._port.drain(draining=draining, engine=engine)
+        if draining:
+            self._desk.drains.order(engine, who.user, reason)
+        else:
+            self._desk.drains.lift(engine, self._port.status().engines)
         told = {} if engine is None else {"engine": engine}
-        kept = await self._desk.note(who, "drain" if draining else "undrain", **told)
+        why = {"reason": reason} if reason else {}
+        kept = await self._desk.drained(who, "drain" if draining else "undrain", **told, **why)
         return web.json_response({"mode": self._mode(), "kept": kept, **told})
 
     async def _bypass(self, request: web.Request) -> web.Response:
@@ -157,6 +165,14 @@ class Changes:
         told = {} if reason is None else {"reason": str(reason)}
         kept = await self._desk.note(who, "gpu_release", "gpu", for_s=float(seconds), **told)
         return web.json_response({"released_s": float(seconds) or None, "kept": kept})
+
+
+def _reason(body: Mapping[str, Any]) -> str:
+    """Why, in one line that prints; empty: nobody said. Raises ApiError."""
+    given = body.get("reason") or ""
+    if not isinstance(given, str) or len(given) > REASON_MAX:
+        raise ApiError(422, "no_reason", f"a reason is a text of at most {REASON_MAX} characters")
+    return " ".join("".join(each if each.isprintable() else " " for each in given).split())
 
 
 def _changed(change: Change) -> web.Response:

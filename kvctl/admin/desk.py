@@ -4,7 +4,6 @@ A change is in force before it is on the disk: on-call can act while the disk is
 change would not outlive a restart. What was refused is written down too.
 """
 
-import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any
 from kvctl import logs
 from kvctl.admin import documents
 from kvctl.admin.audit import entry
+from kvctl.admin.drains import Drains, open_drains
 from kvctl.admin.keeper import Keeper
 from kvctl.admin.peers import DAEMON, Actor
 from kvctl.core.overrides import (
@@ -71,6 +71,7 @@ class Desk:
         self._wall = wall
         self._apply = apply
         self._tell = tell
+        self.drains = Drains(wall)
 
     @property
     def revision(self) -> int:
@@ -86,8 +87,9 @@ class Desk:
         return self._held.active(self._clock())
 
     def document(self) -> dict[str, Any]:
-        """The overrides as the API shows them."""
-        return documents.overrides(self._held, self._clock()) | {"kept": not self._keeper.fault}
+        """The overrides, and the drains, as the API shows them."""
+        more = {"drains": self.drains.document(), "kept": not self._keeper.fault}
+        return documents.overrides(self._held, self._clock()) | more
 
     def preview(self, knob: str, value: object, *, if_match: int | None) -> tuple[Knob, Value | None, Value]:
         """(knob, its value now, the value that ``set`` would give it). Raises OverrideError."""
@@ -114,6 +116,7 @@ class Desk:
                 line = entry(DAEMON, "restore", knob=each.knob, revision=self.revision, result=each.why)
                 self._keeper.submit(line, self._held.to_state())
             self._tell_restored()
+        open_drains(self.drains, self._keeper.drains)
         self._apply(self.values())
 
     def reconfigure(self, limits: Bounds, ttl_max_s: float, defaults: Values) -> None:
@@ -129,9 +132,7 @@ class Desk:
 
     def _refuse_state(self, error: ValueError) -> None:
         why = str(error) if isinstance(error, StateError) else f"is not JSON ({error})"
-        aside = "where it was"
-        with contextlib.suppress(OSError):
-            aside = f"as {self._keeper.state.set_aside()}"
+        aside = self._keeper.state.put_away()
         logs.event(log, logging.WARNING, "state_refused", f"{self._keeper.state.path}: {why}; kept {aside}")
 
     def _tell_restored(self) -> None:
@@ -191,14 +192,22 @@ class Desk:
             self._apply(self.values())
         return ended
 
-    async def note(
-        self, actor: Actor, verb: str, kind: str = "traffic", *, result: str = "ok", **what: object
-    ) -> bool:
-        """Write down a change of another kind (drain, reload); returns whether that is on the disk."""
+    async def drained(self, actor: Actor, verb: str, **what: object) -> bool:
+        """Write down the drains as ``drains`` has them now; whether they would outlive a restart."""
+        line = self._noted(actor, verb, "traffic", what)
+        return await self._keeper.keep(line, self.drains.to_state(), self._keeper.drains)
+
+    async def note(self, actor: Actor, verb: str, kind: str, *, result: str = "ok", **what: object) -> bool:
+        """Write down a change of another kind (reload, log level); returns whether that is on the disk."""
+        return await self._keeper.keep(self._noted(actor, verb, kind, what, result))
+
+    def _noted(
+        self, actor: Actor, verb: str, kind: str, what: Mapping[str, object], result: str = "ok"
+    ) -> dict[str, Any]:
         line = entry(actor, verb, **what, revision=self.revision, result=result)
         logs.event(log, logging.INFO, f"admin_{verb}", f"{actor.user}: {verb} ({result})", **what)
         self._tell(kind, line)
-        return await self._keeper.keep(line)
+        return line
 
     def _value(self, knob: str) -> Value | None:
         known = _known(knob)

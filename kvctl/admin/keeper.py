@@ -24,6 +24,7 @@ class Keeper:
 
     def __init__(self, state_dir: Path) -> None:
         self.state = StateFile(state_dir / "overrides.json")
+        self.drains = StateFile(state_dir / "drains.json")
         self.audit = Audit(state_dir / "audit.jsonl")
         self._thread = ThreadPoolExecutor(1, "kvctl-state")
         self._fault = ""
@@ -33,13 +34,20 @@ class Keeper:
         """Why the last write failed; empty: it did not."""
         return self._fault
 
-    def submit(self, line: Mapping[str, Any], state: object = None) -> "Future[bool]":
-        """Write an audit line, and the state where one is given; the result: whether both are on the disk."""
-        return self._thread.submit(self._write, line, state)
+    def submit(
+        self, line: Mapping[str, Any], state: object = None, file: StateFile | None = None
+    ) -> "Future[bool]":
+        """Write an audit line, and the state where one is given; the result: whether both are on the disk.
 
-    async def keep(self, line: Mapping[str, Any], state: object = None) -> bool:
+        ``file`` is that of the overrides unless another is named.
+        """
+        return self._thread.submit(self._write, line, state, file or self.state)
+
+    async def keep(
+        self, line: Mapping[str, Any], state: object = None, file: StateFile | None = None
+    ) -> bool:
         """``submit``, waited for, but not for longer than ``DEADLINE_S``."""
-        written = asyncio.wrap_future(self.submit(line, state))
+        written = asyncio.wrap_future(self.submit(line, state, file))
         done, _ = await asyncio.wait([written], timeout=DEADLINE_S)
         return bool(done) and written.result()
 
@@ -47,9 +55,9 @@ class Keeper:
         """Wait for what is still to be written."""
         await asyncio.to_thread(self._thread.shutdown, wait=True)
 
-    def _write(self, line: Mapping[str, Any], state: object) -> bool:
+    def _write(self, line: Mapping[str, Any], state: object, file: StateFile) -> bool:
         # each for itself: who did it is written down even where it is not kept
-        fault = "" if state is None else self._tried(lambda: self.state.write(state))
+        fault = "" if state is None else self._tried(lambda: file.write(state))
         fault = self._tried(lambda: self.audit.append(line)) or fault
         self._note(fault)
         return not fault
@@ -64,8 +72,9 @@ class Keeper:
 
     def _note(self, fault: str) -> None:
         if fault and not self._fault:
-            sentence = f"Overrides and audit cannot be written, and would not outlive a restart: {fault}"
+            what = "Overrides, drains and audit cannot be written"
+            sentence = f"{what}, and would not outlive a restart: {fault}"
             logs.event(log, logging.WARNING, "state_unwritable", sentence)
         elif self._fault and not fault:
-            logs.event(log, logging.INFO, "state_writable", "Overrides and audit are written again")
+            logs.event(log, logging.INFO, "state_writable", "Overrides, drains and audit are written again")
         self._fault = fault

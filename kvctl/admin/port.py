@@ -1,6 +1,6 @@
 """What the admin API asks of the daemon. The daemon implements ``AdminPort``; nothing else crosses."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -97,16 +97,16 @@ class AdminPort(Protocol):
         """How the settings stand."""
         ...
 
-    def metrics(self) -> tuple[bytes, str]:
-        """The metrics page and its content type."""
+    def metrics(self) -> tuple[Iterable[bytes], str]:
+        """The metrics page, in parts that are made as they are asked for, and its content type."""
         ...
 
 
 class PublicPort(Protocol):
     """What the TCP listener shows: nothing there changes anything."""
 
-    def metrics(self) -> tuple[bytes, str]:
-        """The metrics page and its content type."""
+    def metrics(self) -> tuple[Iterable[bytes], str]:
+        """The metrics page, in parts that are made as they are asked for, and its content type."""
         ...
 
     def readiness(self) -> tuple[bool, str]:

@@ -5,7 +5,7 @@ import asyncio
 from aiohttp import web
 
 from kvctl.admin import documents
-from kvctl.admin.answers import ApiError, Shared, Turns, number, switch
+from kvctl.admin.answers import ApiError, SharedPage, Turns, number, switch
 from kvctl.admin.desk import Desk
 from kvctl.admin.levels import LogLevels
 from kvctl.admin.port import AdminPort
@@ -32,7 +32,7 @@ class Readings:
         self._journal = journal
         self._levels = levels
         self._turns = turns
-        self._page = Shared(port.metrics)
+        self._page = SharedPage(port.metrics)
 
     def routes(self) -> list[web.RouteDef]:
         """All of them."""

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from aiohttp import web
 
-from kvctl.admin.answers import BODY_MAX, Callers, Shared, Turns, errors
+from kvctl.admin.answers import BODY_MAX, Callers, SharedPage, Turns, errors
 from kvctl.admin.changes import Changes
 from kvctl.admin.desk import Desk
 from kvctl.admin.levels import LogLevels
@@ -66,7 +66,7 @@ class PublicApi:
         """``more`` is served beside the probes."""
         self._port = port
         self._more = more
-        self._page = Shared(port.metrics)
+        self._page = SharedPage(port.metrics)
         self._turns, self._probes = Turns(), Turns()
 
     def application(self) -> web.Application:

@@ -3,6 +3,7 @@
 Everything here blocks; callers run it in a thread.
 """
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -47,10 +48,12 @@ class StateFile:
         draft.replace(self.path)
         sync_folder(self.path.parent)
 
-    def set_aside(self) -> Path:
-        """Keep a document that nobody could read under another name, for people. Raises OSError."""
+    def put_away(self) -> str:
+        """Keep a document that nobody could read under another name, for people; where, in words."""
         aside = self.path.with_name(f"{self.path.name}.refused-{int(time.time())}")
-        return self.path.rename(aside)
+        with contextlib.suppress(OSError):
+            return f"as {self.path.rename(aside)}"
+        return "where it was"
 
 
 class OwnedFolder:

@@ -1,11 +1,13 @@
 """``kvctl doctor``: what stands between this machine, the engine and a gate that decides well."""
 
 import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import click
 
-from kvctl.cli.common import FAILED, config_option, emit, output_option, paint, table
+from kvctl.cli.common import FAILED, answer, config_option, output_option, paint, table
 
 _COLOURS = {"pass": "green", "warn": "yellow", "fail": "red"}
 
@@ -29,16 +31,19 @@ def doctor(config: Path | None, output: str, timeout: float) -> None:
 
     findings = examine(config, os.environ, timeout)
     failed = sum(each.mark == "fail" for each in findings)
-    if output == "json":
-        emit({"ok": not failed, "checks": [each.document() for each in findings]})
-    else:
-        rows = [{"CHECK": each.check, "": each.mark.value, "FOUND": each.text} for each in findings]
-        for line, each in zip(table(rows).splitlines()[1:], findings, strict=True):
-            click.echo(paint(line, fg=_COLOURS[each.mark]))
-            if each.remedy:
-                click.echo(f"    -> {each.remedy}")
-        warned = sum(each.mark == "warn" for each in findings)
-        checks = "1 check" if len(findings) == 1 else f"{len(findings)} checks"
-        click.echo(f"\n{checks}: {failed} failed, {warned} with a warning")
+    document = {"ok": not failed, "checks": [each.document() for each in findings]}
+    answer(document, output, lambda it: _lines(it["checks"]))
     if failed:
         raise SystemExit(FAILED)
+
+
+def _lines(checks: list[Mapping[str, str]]) -> Iterator[str]:
+    rows = [{"CHECK": each["check"], "": each["result"], "FOUND": each["found"]} for each in checks]
+    for line, each in zip(table(rows).splitlines()[1:], checks, strict=True):
+        yield paint(line, fg=_COLOURS[each["result"]])
+        if each["remedy"]:
+            yield f"    -> {each['remedy']}"
+    found = Counter(each["result"] for each in checks)
+    count = "1 check" if len(checks) == 1 else f"{len(checks)} checks"
+    yield ""
+    yield f"{count}: {found['fail']} failed, {found['warn']} with a warning"

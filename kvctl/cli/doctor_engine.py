@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator
+from typing import Any
 
 import aiohttp
 
@@ -23,6 +24,7 @@ from kvctl.tokens.engine import Ask
 from kvctl.tokens.files import TokenizerError
 from kvctl.tokens.foreign import Interpreter, http_post
 from kvctl.tokens.load import BOUND, ENGINE, load_counter
+from kvctl.tokens.source import Uncountable
 
 _SHOWN = "The quick brown fox"  # the counts that are shown are of the probe that begins so
 _USAGE = (("kv_cache_usage_perc", "new"), ("gpu_cache_usage_perc", "old"))
@@ -169,9 +171,9 @@ async def _counted(
     if wrong is None or shown is None:
         text = "not compared: the engine's /tokenize gives no counts"
         return warned("tokenizer", text, "make sure that tokenizer is the served model's folder")
-    own = await _shown(counter, model)
     if wrong:
-        text = f"{wrong} of {len(PROBES)} probes count otherwise: {own or 'no own count'}; engine: {shown}"
+        first = await _difference(counter, engine, model)
+        text = f"{wrong} of {len(PROBES)} probes count otherwise: {first}; {_described(counter)}"
         remedy = (
             "tokenizer must be the served model's folder, with the engine's --chat-template if it has one"
         )
@@ -187,6 +189,36 @@ def _described(counter: ChainCounter) -> str:
         return "no tokenizer of its own"
     named = f"chat template {', '.join(own.templates)}" if own.templates else "no chat template"
     return named if own.keeps else f"{named}; prompts are counted whole: its counts do not add up"
+
+
+async def _difference(counter: ChainCounter, engine: ChainCounter, model: str) -> str:
+    """The first probe that the local tokenizer by itself counts otherwise than the engine, in words."""
+    for probe in PROBES:
+        own, true = await _own_count(counter, model, probe), await _true_count(engine, model, probe)
+        if own != true:
+            kind = f'"{probe[:20]} ..."' if isinstance(probe, str) else "a chat"
+            kind = "a chat with tools" if isinstance(probe, dict) and "tools" in probe else kind
+            return (
+                f"{kind} is {'not countable' if own is None else f'{own} tokens'} here, {true} to the engine"
+            )
+    return "the difference is gone by now"
+
+
+async def _own_count(counter: ChainCounter, model: str, probe: str | dict[str, Any]) -> int | None:
+    if counter.own is None:
+        return None
+    try:
+        if isinstance(probe, str):
+            return (await counter.own.text(model, [probe], add_special_tokens=True))[0]
+        return await counter.own.chat(model, probe, 512)
+    except Uncountable:
+        return None
+
+
+async def _true_count(engine: ChainCounter, model: str, probe: str | dict[str, Any]) -> int:
+    if isinstance(probe, str):
+        return (await engine.count_text(model, [probe])).prompts[0]
+    return (await engine.count_chat(model, probe, 512)).prompts[0]
 
 
 async def _shown(counter: ChainCounter, model: str) -> str | None:

@@ -69,6 +69,7 @@ def _sentence(it: Mapping[str, Any]) -> str:
 
 def _change(it: Mapping[str, Any]) -> str:
     moved = f" {it['knob']}: {it.get('old')} -> {it.get('new')}" if it.get("knob") else ""
+    moved += f" of {it['engine']}" if it.get("engine") else ""
     why = f" ({it['reason']})" if it.get("reason") else ""
     return f"{paint(str(it['verb']), bold=True)}{moved} by {it['user']}{why}"
 

@@ -126,11 +126,18 @@ def _verdict(it: Document) -> Iterator[str]:
             f"{count(it['budget_tokens'])}"
         )
         yield f"        ({_budget(it)}; {count(it['leases'])} in flight)"
+        if it["needed_tokens"] is not None:
+            yield f"        by itself it needed up to {count(it['needed_tokens'])}, {_free(it)} free"
     if it["starts_in_s"] is not None:
         yield f"waits   its start is foreseen {span(it['starts_in_s'])} after it came"
     if it["waited_s"] > 0:
         yield f"waited  {span(it['waited_s'])} in the queue"
     yield from _needed(it["remedies"])
+
+
+def _free(it: Document) -> str:
+    headroom = it["headroom_tokens"]
+    return "none was" if headroom is not None and headroom <= 0 else f"{count(headroom)} were"
 
 
 def _budget(it: Document) -> str:

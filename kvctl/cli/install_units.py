@@ -37,8 +37,7 @@ _PLACES: tuple[tuple[str, str, str], ...] = (
     ("grafana/provisioning/datasources", "kvctl.yml", f"{_SHARE}/grafana/provisioning/datasources.yml"),
     ("grafana/prometheus", "*.yml", f"{_SHARE}/prometheus"),
     ("docs/runbooks", "*.md", f"{_DOC}/runbooks"),
-    ("docs", "operations.md", f"{_DOC}/operations.md"),
-    ("docs", "threat-model.md", f"{_DOC}/threat-model.md"),
+    ("docs", "*.md", _DOC),
 )
 _KEPT = frozenset({"etc/kvctl/kvctl.toml"})
 _SECRET = 0o640
@@ -169,4 +168,5 @@ def _next_steps(program: Path, prefix: str, *, service_changed: bool) -> Iterato
     yield f"  systemctl daemon-reload && systemctl {start}"
     yield "  usermod -aG kvctl NAME                # each person on call"
     yield "Prometheus: rule_files: [/usr/share/kvctl/prometheus/kvctl.rules.yml, .../kvctl.alerts.yml]"
+    yield f"Documents: /{_DOC}/operations.md and what lies beside it"
     yield "Grafana: copy /usr/share/kvctl/grafana/dashboards to where its provisioning looks"

@@ -24,6 +24,7 @@ from kvctl.cli.common import (
 from kvctl.cli.spans import for_option, reason_option
 from kvctl.cli.terminal import shown
 
+ALL_ENGINES = "*"  # of drains: whatever engines there are
 _SHARES = frozenset({"margin", "enforce"})
 _TIMES = frozenset({"queue_max_wait"})
 
@@ -111,6 +112,7 @@ def list_overrides(output: str, socket: Path | None, timeout: float) -> None:
 
 def _held(document: Mapping[str, Any]) -> Iterator[str]:
     yield from override_lines(document) or ["no override is in force"]
+    yield from drain_lines(document)
     yield f"revision {document['revision']}"
 
 
@@ -157,6 +159,17 @@ def override_lines(document: Mapping[str, Any]) -> list[str]:
         f"by {each['actor']}: {each['reason']}"
         for knob, each in document["active"].items()
     ]
+
+
+def drain_lines(document: Mapping[str, Any]) -> list[str]:
+    """One line for each drain that on-call ordered; none from a daemon older than this command."""
+    lines = []
+    for name, each in document.get("drains", {}).items():
+        whom, back = ("all engines", "") if name == ALL_ENGINES else (name, f" --engine {name}")
+        why = f": {each['reason']}" if each["reason"] else ""
+        drained = f"{whom} drained for {span(each['for_s'])} by {each['actor']}{why}"
+        lines.append(f"{drained}; holds over restarts, kvctl undrain{back} ends it")
+    return lines
 
 
 def value_text(knob: str, value: Any) -> str:

@@ -10,6 +10,7 @@ from click.core import ParameterSource
 from kvctl.cli.common import CommandError, emit
 from kvctl.cli.plan_inputs import Inputs, inputs_of, variant
 from kvctl.cli.plan_options import with_options
+from kvctl.cli.terminal import harmless
 from kvctl.plan import Plan, PlanError, as_document, as_toml, make_plan
 from kvctl.plan.flag_text import flags_text
 
@@ -74,13 +75,15 @@ def _show(first: Inputs, plans: list[Plan], compare: tuple[str, ...], *, explain
             ]
         emit(document)
         return
-    click.echo(plan_show.report(plans[0]))
+    parts = [plan_show.report(plans[0])]
     if check is not None:
-        click.echo(f"\ncross-check: {check['sentence']}")
+        parts.append(f"cross-check: {check['sentence']}")
     if compare:
-        click.echo("\n" + plan_show.side_by_side(["as given", *compare], plans))
+        parts.append(plan_show.side_by_side(["as given", *compare], plans))
     if explain:
-        click.echo("\n" + plan_show.explanation(plans[0]))
+        parts.append(plan_show.explanation(plans[0]))
+    lines = "\n\n".join(parts).split("\n")
+    click.echo("\n".join(map(harmless, lines)))  # an engine's or a file's names are in it
 
 
 def _write(target: str, text: str) -> None:

@@ -20,7 +20,7 @@ from kvctl.cli.common import (
     talks_to_daemon,
     watched,
 )
-from kvctl.cli.knobs import override_lines
+from kvctl.cli.knobs import drain_lines, override_lines
 from kvctl.core.outcomes import SERVING, EngineState
 
 Document = Mapping[str, Any]
@@ -48,7 +48,7 @@ def page(document: Document) -> list[str]:
     """The lines of the table form."""
     engines, gpus = document["engines"], document["gpus"]
     blocks = [
-        _sentence(document),
+        _sentence(document) + wrapped([paint(each, fg="red") for each in drain_lines(document["overrides"])]),
         *(list(_engine(name, gate)) for name, gate in engines.items()),
         table(list(_ranks(engines))).splitlines(),
         table([_gpu(card) for card in gpus]).splitlines(),
@@ -85,7 +85,8 @@ def _colour(document: Document) -> str:
 def _engine(name: str, gate: Document) -> Iterator[str]:
     guess = _GUESSED.get(gate["capacity_source"], "")
     pressure = min((each for each in gate["pressure"].values() if each is not None), default=1.0)
-    yield f"{paint(name, bold=True)}  {gate['state']}, policy {gate['policy']}"
+    drained = ", draining" if gate["draining"] else ""
+    yield f"{paint(name, bold=True)}  {gate['state']}, policy {gate['policy']}{drained}"
     yield _pair("capacity", count(gate["capacity_tokens"]) + guess, "margin", percent(gate["margin_ratio"]))
     yield _pair("budget", count(gate["budget_tokens"]), "pressure", f"{pressure:.2f}")
     yield _pair("forecast", count(gate["forecast_peak_tokens"]), "headroom", count(gate["headroom_tokens"]))

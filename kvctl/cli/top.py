@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvctl.cli.common import count, daemon, percent, span, talks_to_daemon
+from kvctl.cli.knobs import drain_lines
 from kvctl.cli.terminal import shown
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ def frame(
         Text(f"{k} = {v['value']} for {v['left_s']:.0f} s more: {v['reason']}", "yellow", overflow="ellipsis")
         for k, v in document["overrides"]["active"].items()
     ]
+    overrides += [Text(line, "red", overflow="ellipsis") for line in drain_lines(document["overrides"])]
     for line in overrides:
         line.no_wrap = True
     title = Text(f"kvctl {document['version']}  {document['mode']}", style=f"bold {colour}")

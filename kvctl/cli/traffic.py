@@ -14,7 +14,6 @@ from kvctl.cli.spans import for_option, reason_option
 
 _PEEK_S = 0.5
 _LOST = "kvctl: in force, but the daemon could not write it down: a restart would undo it"
-_UNTOLD = "kvctl: in force, but the daemon could not write it into its audit log"
 
 
 _engine_option = click.option("--engine", metavar="NAME", help="Only this one of several engines.")
@@ -26,27 +25,35 @@ def _route(verb: str, engine: str | None) -> str:
 
 @click.command()
 @click.option("--wait", is_flag=True, help="Until nothing runs any more, or --timeout is over (exit 6).")
+@click.option("--reason", default="", help="Why; kvctl status shows it, and the audit log keeps it.")
 @_engine_option
 @yes_option
 @output_option
 @talks_to_daemon
 def drain(
-    *, wait: bool, engine: str | None, yes: bool, output: str, socket: Path | None, timeout: float
+    *,
+    wait: bool,
+    reason: str,
+    engine: str | None,
+    yes: bool,
+    output: str,
+    socket: Path | None,
+    timeout: float,
 ) -> None:
     """Admit nothing new; what runs goes on. New requests get 503 and /readyz says no.
 
-    With --engine the others go on, and requests go to them. A drain ends with the daemon: after a restart it
-    admits again.
+    With --engine the others go on, and requests go to them. A drain holds, over restarts and crashes too,
+    until kvctl undrain.
 
-    Example: kvctl drain --wait --timeout 600
+    Example: kvctl drain --wait --timeout 600 --reason "new driver"
     """
     what = "New requests will get 503" if engine is None else f"Nothing new will go to {engine}"
     confirm(f"{what} until kvctl undrain. Go on?", yes=yes)
     with daemon(socket, timeout) as client:
-        document = client.post(_route("drain", engine))
+        document = client.post(_route("drain", engine), {"reason": reason} if reason else None)
         if wait:
             _until_idle(client, timeout, engine)
-    _told(document, output, _UNTOLD)
+    _told(document, output, _LOST)
 
 
 @click.command()
@@ -57,7 +64,7 @@ def undrain(engine: str | None, output: str, socket: Path | None, timeout: float
     """Admit again."""
     with daemon(socket, timeout) as client:
         document = client.post(_route("undrain", engine))
-    _told(document, output, _UNTOLD)
+    _told(document, output, _LOST)
 
 
 @click.command()

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from kvctl import logs
+from kvctl.control.expiry import authorities_end, chain_end
 from kvctl.settings.errors import SettingsError
 from kvctl.settings.model import Settings
 
@@ -125,6 +126,7 @@ class Certificates:
     """All of the daemon's TLS, read again at a reload: all of it, or nothing where one file is bad.
 
     ``identity`` None: callers speak plain HTTP. ``trusts`` has the engines at https addresses, by name.
+    ``ends`` has when the files in force end, by file and engine (none: the data port's), in Unix time.
     """
 
     def __init__(
@@ -132,6 +134,7 @@ class Certificates:
     ) -> None:
         self.identity = identity
         self.trusts = trusts
+        self.ends = self._ends()
         self._fresh: list[Callable[[], None]] = []
 
     def read(self) -> None:
@@ -141,9 +144,29 @@ class Certificates:
             fresh = [_replacing(trust, trust.files.read()) for trust in self.trusts.values()]
             if self.identity is not None:
                 fresh.append(_showing(self.identity, self.identity.files.read()))
+            if fresh:
+                fresh.append(self._lasting(self._ends()))
         except CertificateError as error:
             raise SettingsError([str(error)]) from None
         self._fresh = fresh
+
+    def _ends(self) -> Mapping[tuple[str, str], float]:
+        found: dict[tuple[str, str], float | None] = {}
+        if self.identity is not None:
+            files = self.identity.files
+            found["listen", ""] = chain_end(files.certificate)
+            found["client_ca", ""] = authorities_end(files.client_ca)
+        for name, trust in self.trusts.items():
+            own = trust.files
+            found["engine_client", name] = chain_end(own.certificate)
+            found["engine_ca", name] = authorities_end(own.ca)
+        return {whose: end for whose, end in found.items() if end is not None}
+
+    def _lasting(self, ends: Mapping[tuple[str, str], float]) -> Callable[[], None]:
+        def put_in_force() -> None:
+            self.ends = ends
+
+        return put_in_force
 
     def along_with(self, read: Callable[[], Settings]) -> Callable[[], Settings]:
         """``read``, and these files with it: what is wrong with either leaves both as they were."""

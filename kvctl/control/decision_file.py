@@ -8,6 +8,7 @@ Law 8: a disk that takes nothing is a state with one line when it begins and one
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from kvctl import logs
@@ -46,6 +47,7 @@ class DecisionFile:
         self._buffer: list[tuple[Entry, float]] = []
         self._dropped_told = 0
         self._task: asyncio.Task[None] | None = None
+        self._closing = asyncio.Event()
 
     def put(self, entry: Entry) -> None:
         """Have a record written; never waits."""
@@ -60,14 +62,15 @@ class DecisionFile:
 
     async def close(self) -> None:
         """Write what is there, and stop."""
-        if self._task is not None:
-            self._task.cancel()
+        self._closing.set()
+        if self._task is not None:  # not cancelled: a batch that a thread writes would be lost sight of
             await asyncio.gather(self._task, return_exceptions=True)
         await self._flush()
 
     async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(self._every_s)
+        while not self._closing.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), self._every_s)
             await self._flush()
 
     async def _flush(self) -> None:

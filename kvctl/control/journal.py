@@ -106,6 +106,9 @@ class Journal:
     # --- what is told -------------------------------------------------------------------------------
 
     def _tell_entry(self, entry: Entry) -> None:
+        if len(self.hub) == 0:
+            return
+
         def made() -> Document:
             shown = documents.line(entry, entry.at + self._offset())
             del shown["v"], shown["type"]

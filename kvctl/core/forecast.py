@@ -6,8 +6,10 @@ For a sequence of prompt ``p`` that has shown ``g`` output tokens and may make `
     held(t)  = p + g + t in whole blocks, at most what the sequence claims
     mean(t)  = sum alive held
     var(t)   = (1 - rho) sum s^2 + rho (sum s)^2,   s^2 = alive (1 - alive) held^2
-    peak     = max over t of mean(t) + z sqrt(var(t))
+    most(t)  = sum held, of those that may still live
+    peak     = max over t of min(mean(t) + z sqrt(var(t)), most(t))
 
+Where few large sequences run, a normal law spreads far beyond what all of them together can hold.
 What ``k`` sequences hold together counts with the chance that any of them lives, at most
 ``min(1, sum alive)``, and the rest of each by itself.
 
@@ -38,24 +40,30 @@ _INTERVAL_ENDS = [*STEPS[1:], LONGEST * 4]
 class Curve:
     """What one lease adds at each node: mean tokens, and the spread of it per sequence.
 
-    ``means[j]``, ``spreads[j]`` (sum of s) and ``squares[j]`` (sum of s^2) for the first nodes; zero beyond.
+    ``means[j]``, ``spreads[j]`` (sum of s), ``squares[j]`` (sum of s^2) and ``most[j]`` (what is held if all
+    live) for the first nodes; zero beyond.
     """
 
-    __slots__ = ("means", "spreads", "squares")
+    __slots__ = ("means", "most", "spreads", "squares")
 
-    def __init__(self, means: list[float], spreads: list[float], squares: list[float]) -> None:
+    def __init__(
+        self, means: list[float], spreads: list[float], squares: list[float], most: Sequence[float]
+    ) -> None:
         self.means = means
         self.spreads = spreads
         self.squares = squares
+        self.most = most
 
     def peak(self) -> float:
         """Forecast peak of this curve, KV tokens."""
         apart, common = 1.0 - RHO, RHO
         heights = [
-            mean + Z * sqrt(variance)
+            min(mean + Z * sqrt(variance), most)
             if (variance := apart * square + common * spread * spread) > 0.0
             else mean
-            for mean, spread, square in zip(self.means, self.spreads, self.squares, strict=True)
+            for mean, spread, square, most in zip(
+                self.means, self.spreads, self.squares, self.most, strict=True
+            )
         ]
         return max(heights, default=0.0)
 
@@ -89,8 +97,8 @@ def _scaled(held: list[float] | list[int], left: int, table: Table, shown: int, 
     means, spreads = list(map(mul, alive, held)), list(map(mul, spread, held))
     squares = list(map(mul, spreads, spreads))
     if sequences == 1:
-        return Curve(means, spreads, squares)
-    return Curve(*([sequences * x for x in column] for column in (means, spreads, squares)))
+        return Curve(means, spreads, squares, held)
+    return Curve(*([sequences * x for x in column] for column in (means, spreads, squares, held)))
 
 
 def _nodes_within(left: int) -> int:
@@ -112,7 +120,8 @@ def common(tokens: int, living: Sequence[float]) -> Curve:
     """What sequences hold together that will be as many as ``living`` says at each node."""
     chances = [1.0 if one >= 1.0 else max(one, 0.0) for one in living]
     spreads = [0.0 if one == 1.0 else tokens * sqrt(one * (1.0 - one)) for one in chances]
-    return Curve([tokens * one for one in chances], spreads, list(map(mul, spreads, spreads)))
+    means = [tokens * one for one in chances]
+    return Curve(means, spreads, list(map(mul, spreads, spreads)), [tokens] * len(means))
 
 
 def added(tokens: int, living: Sequence[float], more: Sequence[float]) -> list[float]:
@@ -141,7 +150,7 @@ def less_shared(
         wide - wide * tokens * one / mean if wide else 0.0  # it spreads in proportion to what it holds
         for wide, mean, one in zip(whole.spreads, whole.means, own, strict=True)
     ]
-    return Curve(means, spreads, list(map(mul, spreads, spreads)))
+    return Curve(means, spreads, list(map(mul, spreads, spreads)), whole.most)
 
 
 def _blocks_held(prompt: int, cap: int, shown: int, block: int) -> list[int]:
@@ -173,6 +182,7 @@ def total(curves: Sequence[Curve]) -> Curve:
         list(map(sum, zip_longest(*[one.means for one in curves], fillvalue=0.0))),
         list(map(sum, zip_longest(*[one.spreads for one in curves], fillvalue=0.0))),
         list(map(sum, zip_longest(*[one.squares for one in curves], fillvalue=0.0))),
+        list(map(sum, zip_longest(*[one.most for one in curves], fillvalue=0.0))),
     )
 
 
@@ -184,6 +194,7 @@ def _plus(one: Curve, other: Curve) -> Curve:
         [*map(add, one.means, other.means), *one.means[shared:]],
         [*map(add, one.spreads, other.spreads), *one.spreads[shared:]],
         [*map(add, one.squares, other.squares), *one.squares[shared:]],
+        [*map(add, one.most, other.most), *one.most[shared:]],
     )
 
 
@@ -194,6 +205,7 @@ def _minus(whole: Curve, part: Curve) -> Curve:
         [*map(sub, whole.means, part.means), *whole.means[shared:]],
         [*map(sub, whole.spreads, part.spreads), *whole.spreads[shared:]],
         [*map(sub, whole.squares, part.squares), *whole.squares[shared:]],
+        [*map(sub, whole.most, part.most), *whole.most[shared:]],
     )
 
 
@@ -205,7 +217,7 @@ class Forecast:
 
     def __init__(self) -> None:
         self._curves: dict[Any, Curve] = {}
-        self._sum = Curve([], [], [])
+        self._sum = Curve([], [], [], [])
         self._peak: float | None = 0.0
         self._tried: tuple[Curve, Curve, Curve, float] | None = None  # sum, candidate, both, their peak
 
@@ -235,7 +247,7 @@ class Forecast:
         """Put ``one`` in the place of what stands under ``key``, if anything does; None: nothing."""
         old = self._curves.pop(key, None)
         if old is not None:
-            self._sum = _minus(self._sum, old) if self._curves else Curve([], [], [])
+            self._sum = _minus(self._sum, old) if self._curves else Curve([], [], [], [])
             self._peak = None
         if one is not None:
             self.add(key, one)

@@ -16,8 +16,10 @@ from kvctl.core.survival import STEPS
 def highest_from(curve: Curve, z: float = Z) -> list[float]:
     """From each node on, the highest that the curve still reaches, ``z`` spreads up."""
     heights = [
-        mean + z * sqrt(max((1.0 - RHO) * square + RHO * spread * spread, 0.0))
-        for mean, spread, square in zip(curve.means, curve.spreads, curve.squares, strict=True)
+        min(mean + z * sqrt(max((1.0 - RHO) * square + RHO * spread * spread, 0.0)), most)
+        for mean, spread, square, most in zip(
+            curve.means, curve.spreads, curve.squares, curve.most, strict=True
+        )
     ]
     return list(accumulate(reversed(heights), max))[::-1]
 

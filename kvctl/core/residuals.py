@@ -63,7 +63,7 @@ class Residuals:
         if len(ledger) < FEWEST_LEASES or ledger.shared_tokens or len(forecast.means) <= NODE:
             return None
         at = slice(NODE, NODE + 1)
-        there = Curve(forecast.means[at], forecast.spreads[at], forecast.squares[at])
+        there = Curve(forecast.means[at], forecast.spreads[at], forecast.squares[at], forecast.most[at])
         leases = tuple(lease.id for lease in ledger)
         return Note(due, leases, there.means[0], max(there.peak(), there.means[0]))
 

@@ -27,7 +27,7 @@ class Candidate(Curve):
     __slots__ = ("adds", "at", "cached", "key", "living", "saved")
 
     def __init__(self, whole: Curve, key: Key) -> None:
-        super().__init__(whole.means, whole.spreads, whole.squares)
+        super().__init__(whole.means, whole.spreads, whole.squares, whole.most)
         self.key = key
         self.adds: Curve = self
         self.saved = self.cached = 0
@@ -95,6 +95,7 @@ class Sharing:
         if any(shared):
             own = curve(asked, 0, self._tables(key), shared)
             own.means = list(map(sum, zip_longest(own.means, *means, fillvalue=0.0)))
+            own.most = candidate.most
             candidate.adds = total([own, *parts]) if parts else own
             candidate.saved, candidate.cached = saved, cached
 

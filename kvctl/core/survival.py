@@ -19,6 +19,7 @@ Taken at its word, a context of 32,768 let four callers without a limit into a p
 twenty-five fit, and with so few in flight it took a minute to learn better.
 """
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -150,25 +151,30 @@ def exponential_hazards(mean_tokens: float) -> list[float]:
     return [1.0 - exp(-(b - a) / mean_tokens) for a, b in zip(SLOT_STARTS, _slot_ends(), strict=True)]
 
 
-def histogram_hazards(histogram: LengthHistogram) -> list[float] | None:
+def histogram_hazards(histogram: LengthHistogram, in_flight: Iterable[int] = ()) -> list[float] | None:
     """Hazard of each slot from the engine's cumulative histogram; None while it has too few answers.
 
-    Within a bucket the hazard per token is taken as constant; beyond the last finite bound it goes on as
-    in the bucket before.
+    It knows finished answers only, and short ones finish first: those ``in_flight`` were at risk too, up to
+    their present lengths. Within a bucket the hazard per token is taken as constant; beyond the last that
+    anybody reached it goes on as there, at least as in the longest prior.
     """
     total = histogram.total
     if total < HISTOGRAM_MIN:
         return None
     rates: list[tuple[float, float]] = []  # (upper bound, hazard per token up to it)
-    previous, lower = 0.0, 0.0
+    previous, lower, beyond = 0.0, 0.0, 4.0 / PRIOR_CAP_MOST
+    present = sorted(in_flight)
     for bound, count in zip(histogram.bounds, histogram.counts, strict=True):
-        at_risk, died = total - previous, count - previous
-        if isinf(bound) or at_risk <= 0:
+        left, died = total - previous, count - previous
+        if isinf(bound) or left <= 0:
             break
-        rates.append((bound, -log1p(-min(died / at_risk, 0.999)) / max(bound - lower, 1.0)))
+        first, last = bisect_left(present, lower), bisect_left(present, bound)
+        share = died / (left + len(present) - 0.5 * (first + last))
+        rates.append((bound, -log1p(-min(share, 0.999)) / max(bound - lower, 1.0)))
         previous, lower = count, bound
-    last_rate = next((rate for _, rate in reversed(rates) if rate > 0), 1.0 / 1024)
-    return [_slot_hazard(a, b, rates, last_rate) for a, b in zip(SLOT_STARTS, _slot_ends(), strict=True)]
+    if rates:
+        beyond = max(beyond, rates[-1][1])
+    return [_slot_hazard(a, b, rates, beyond) for a, b in zip(SLOT_STARTS, _slot_ends(), strict=True)]
 
 
 def merged(histograms: Sequence[LengthHistogram]) -> LengthHistogram:
@@ -313,7 +319,8 @@ class SurvivalModel:
         """The engine's own histograms of output lengths, one per rank that has one, as the last prior."""
         total = sum(histogram.total for histogram in histograms)
         if histograms and (total > self._histogram_total * 1.1 or total < self._histogram_total):
-            self._histogram = histogram_hazards(merged(histograms))
+            present = [x for key, lengths in self._in_flight.items() if len(key) == 1 for x in lengths]
+            self._histogram = histogram_hazards(merged(histograms), present)
             self._histogram_total = total
 
     def refresh(self, in_flight: Mapping[Key, Sequence[int]]) -> None:

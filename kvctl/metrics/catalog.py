@@ -55,15 +55,10 @@ OTHER = "other"
 
 SOURCES = ("nvml", "engine_metrics")
 CARD_FAULTS = (
-    SourceFault.LIBRARY_MISSING,
-    SourceFault.DRIVER_MISMATCH,
-    SourceFault.NO_PERMISSION,
-    SourceFault.NO_DEVICE,
-    SourceFault.HUNG,
-    SourceFault.CRASHED,
-    SourceFault.RELEASED,
-    SourceFault.FAILED,
-)
+    SourceFault.LIBRARY_MISSING, SourceFault.DRIVER_MISMATCH, SourceFault.NO_PERMISSION,
+    SourceFault.NO_DEVICE, SourceFault.HUNG, SourceFault.CRASHED, SourceFault.RELEASED, SourceFault.FAILED,
+)  # fmt: skip
+CERTIFICATES = ("listen", "client_ca", "engine_client", "engine_ca")
 MODES = ("active", "draining", "bypass")
 OUTCOMES = (
     *EndReason,
@@ -378,6 +373,11 @@ _DAEMON = (
     ),
     gauge("kvctl_config_reload_success", "1 if the last reload of the settings went well."),
     gauge("kvctl_config_revision", "Counts the reloads that changed something, from 1 at the start."),
+    gauge(
+        "kvctl_tls_certificate_expiry_timestamp_seconds",
+        "Unix time when a chain, or the last of several authorities, ends; engine: whose, of its own files.",
+        {"certificate": CERTIFICATES, "engine": OPEN},
+    ),
     counter("kvctl_decision_log_dropped_total", "Records that did not get into the decision log's file."),
     gauge("kvctl_mode", "1 for the mode that the gate is in.", {**_ENGINE, "mode": MODES}),
     gauge("kvctl_policy", "1 for the policy in force.", {**_ENGINE, "policy": tuple(Policy)}),

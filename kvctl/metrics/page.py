@@ -48,6 +48,7 @@ from kvctl.tokens.base import CountMethod
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 UNKNOWN_ROUTE = "unknown"
+UNNAMED_CARD = "unknown"  # the driver did not say, or kvctl reads no such card
 
 _ENDED_BY_ITSELF = frozenset({EndReason.FINISHED, EndReason.CAPPED})
 _SNAPSHOT = frozenset(
@@ -124,7 +125,14 @@ class Metrics:
 
     def render(self) -> bytes:
         """The page, of type ``CONTENT_TYPE``."""
-        return generate_latest(self._registry)
+        return b"".join(self.parts())
+
+    def parts(self) -> Iterator[bytes]:
+        """The page, a metric at a time: what else the event loop has to do need not wait for all of it.
+
+        A metric's series are of one moment.
+        """
+        return (generate_latest(_One(family)) for family in self._registry.collect())
 
     # --- the daemon ---
 
@@ -142,12 +150,13 @@ class Metrics:
             count(engine, command)
 
     def card_seen(self, uuid: str) -> None:
-        """A card is read for the first time: its counters at 0."""
-        self._counters["kvctl_gpu_events_total"].present(uuid)
+        """A card is read for the first time: its counters at 0, and those of events that name no card."""
+        for gpu in (uuid, UNNAMED_CARD):
+            self._counters["kvctl_gpu_events_total"].present(gpu)
 
     def card_event(self, event: CardEvent) -> None:
         """The driver told of something."""
-        for uuid in event.uuids:
+        for uuid in event.uuids or (UNNAMED_CARD,):
             self._counters["kvctl_gpu_events_total"].add(uuid, event.kind)
 
     def cards_failing(self, fault: SourceFault) -> None:
@@ -292,6 +301,14 @@ class _Page(Collector):
 
     def collect(self) -> Iterable[Metric]:
         return self._metrics.families()
+
+
+class _One(Collector):
+    def __init__(self, family: Metric) -> None:
+        self._family = family
+
+    def collect(self) -> Iterable[Metric]:
+        return [self._family]
 
 
 def _snapshot_family(name: str) -> GaugeMetricFamily | CounterMetricFamily:

@@ -6,7 +6,7 @@ starts from the snapshots, nothing is remembered here.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from kvctl.core.outcomes import CapacitySource, EngineState, Limit, Policy, Pressure, Priority
@@ -178,16 +178,19 @@ def of_overrides(overrides: Iterable[Override]) -> Iterator[Row]:
 
 @dataclass(frozen=True, slots=True)
 class ConfigView:
-    """How the settings stand."""
+    """How the settings stand. ``certificate_ends``: Unix times by file (``CERTIFICATES``) and engine."""
 
     revision: int = 1
     reloaded_well: bool = True
+    certificate_ends: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
 
 def of_config(view: ConfigView) -> Iterator[Row]:
     """Rows of the settings' state."""
     yield "kvctl_config_reload_success", (), float(view.reloaded_well)
     yield "kvctl_config_revision", (), float(view.revision)
+    for whose, end in view.certificate_ends.items():
+        yield "kvctl_tls_certificate_expiry_timestamp_seconds", whose, end
 
 
 def _read(table: Mapping[str, Callable[[T], float | None]], thing: T, *labels: str) -> Iterator[Row]:

@@ -8,16 +8,20 @@ Each form of body has its reader in ``kvctl/proxy/readers``; a route names its f
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
+
+import msgspec
 
 from kvctl.core.claim import Shape
 from kvctl.engines.base import Engine, Form, Route
 from kvctl.proxy import jsonbody
+from kvctl.proxy.conversations import Begun, finished
 from kvctl.proxy.limits import BadRequest, Fields
 from kvctl.proxy.logprobs import too_many_logprobs
 from kvctl.proxy.readers import READERS, audio
 from kvctl.proxy.readers.base import Asked, Counted, Facts, model_of
+from kvctl.proxy.readers.responses import remember
 from kvctl.tokens.base import Count, Counter, CountMethod
 from kvctl.tokens.begin import as_cached
 from kvctl.tokens.media import MediaBounds
@@ -31,8 +35,7 @@ _ALWAYS_STREAMS = "/generate_stream"
 _STOPS_AT_CONTEXT = (Form.VLLM_GENERATE, "llamacpp")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parsed:
+class Parsed(msgspec.Struct, frozen=True, kw_only=True):
     """A body that was understood: what it asks for, and how that was counted."""
 
     shape: Shape
@@ -41,6 +44,7 @@ class Parsed:
     count_seconds: float
     counted: Count | None = None  # as the engine's usage may be compared with it; None: it may not
     include_usage: bool
+    begun: Begun | None = None  # the engine keeps the conversation
 
 
 class Reader:
@@ -86,7 +90,8 @@ class Reader:
             return self._parsed(route, audio.as_body(form), counted)
         if self._facts.strict and sent.lower().split(";", maxsplit=1)[0] != "application/json":
             return _WRONG_TYPE
-        data = await jsonbody.read(body)
+        small = len(body) <= jsonbody.LARGE
+        data = jsonbody.read_object(body) if small else await jsonbody.read(body)
         if isinstance(data, BadRequest):
             return data
         if bad := too_many_logprobs(data, self._max_logprobs):
@@ -97,6 +102,13 @@ class Reader:
         """The engine's usage says how many prompt tokens a request had; None: it does not."""
         if parsed.counted is not None and true is not None:
             self._learn(parsed.counted, true)
+
+    async def remember(self, parsed: Parsed, document: bytes) -> None:
+        """An answer is whole whose conversation the engine keeps. Never raises."""
+        answer = await jsonbody.read(document) if document else None
+        told = finished(answer) if isinstance(answer, dict) else None
+        if told is not None and parsed.begun is not None:
+            await remember(self._facts, parsed.shape, parsed.begun, told, len(document))
 
     def _parsed(self, route: Route, data: Mapping[str, Any], counted: Counted) -> Parsed | BadRequest:
         if isinstance(counted, BadRequest):
@@ -126,6 +138,7 @@ class Reader:
             # token ids take no time, and say nothing about a tokenizer
             counted=count if prompts == count.prompts and count.seconds else None,
             include_usage=isinstance(options, dict) and Fields(options).flag("include_usage"),
+            begun=asked.begun,
         )
 
     def _output(self, route: Route, asked: Asked) -> int | None:

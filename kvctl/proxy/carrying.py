@@ -14,7 +14,7 @@ from kvctl.proxy.first_event import refusal_in
 from kvctl.proxy.flow import Relayed
 from kvctl.proxy.heartbeat import Heartbeat
 from kvctl.proxy.intake import Hold
-from kvctl.proxy.relay import ClientStalledError, ClientStream, Written, sever
+from kvctl.proxy.relay import ClientStalledError, ClientStream, Written, sever, written
 from kvctl.proxy.response import ConnectError, Headers, Response, UpstreamError, UpstreamTimeoutError
 from kvctl.proxy.seams import Backend, ProxyConfig, ProxyMetrics
 
@@ -79,9 +79,10 @@ class Carrier:
             raise relayed.error
         exchange.status = relayed.response.status
         stream.flush()
-        await self._follow(relayed)
+        if not stream.over:
+            await self._follow(relayed)
         if relayed.error is None:
-            return Written(exchange.status, keep_alive=stream.keep_alive)
+            return written(exchange.status, keep_alive=stream.keep_alive)
         self._count(relayed.error)
         return await self.break_off(exchange, _BROKE)
 
@@ -96,10 +97,14 @@ class Carrier:
         finally:
             heartbeat.close()
 
+    @property
+    def peeks(self) -> bool:
+        """Whether streams are held for their first event."""
+        return bool(self._config.first_event_peek)
+
     async def refusal_in(self, response: Response) -> Answer | None:
-        """The engine's refusal inside a 200 stream, where it is looked for."""
-        patience = self._config.first_event_peek
-        return await refusal_in(response, patience) if patience else None
+        """The engine's refusal inside a 200 stream; for those that ``peeks``."""
+        return await refusal_in(response, self._config.first_event_peek)
 
     async def break_off(self, exchange: Exchange, message: str) -> Written:
         """Let the client see that the answer is not whole: an error event where one fits, then a reset."""
@@ -139,8 +144,9 @@ class Collected:
         self.body = b""
         self.error: UpstreamError | None = None
 
-    def data(self, data: bytes) -> None:
+    def data(self, data: bytes, framed: bytes = b"") -> None:
         """More of the body."""
+        del framed
         if len(self.body) <= self._most:
             self.body += data
 

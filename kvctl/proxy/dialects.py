@@ -23,7 +23,7 @@ class Findings:
     recognised: bool = False  # the format is one that is understood
 
 
-class Usage(msgspec.Struct):
+class Usage(msgspec.Struct, gc=False):
     """Either API's. Anthropic takes what the prefix cache gave out of ``input_tokens``."""
 
     prompt_tokens: int | None = None
@@ -34,7 +34,7 @@ class Usage(msgspec.Struct):
     cache_creation_input_tokens: int | None = None
 
 
-class _Delta(msgspec.Struct):
+class _Delta(msgspec.Struct, gc=False):  # trees, never cycles: nothing for the collector to find
     role: Any = None
     content: Any = None
     reasoning: Any = None
@@ -42,7 +42,7 @@ class _Delta(msgspec.Struct):
     tool_calls: Any = None
 
 
-class Choice(msgspec.Struct):
+class Choice(msgspec.Struct, gc=False):
     """Of a chunk, or of a whole answer."""
 
     index: int = 0
@@ -51,7 +51,7 @@ class Choice(msgspec.Struct):
     token_ids: list[int] | None = None
 
 
-class _Event(msgspec.Struct):
+class _Event(msgspec.Struct, gc=False):
     """OpenAI's chat and completion chunks; the last five give away the other formats."""
 
     choices: list[Choice] | None = None
@@ -64,7 +64,7 @@ class _Event(msgspec.Struct):
     content: Any = None
 
 
-class Answer(msgspec.Struct):
+class Answer(msgspec.Struct, gc=False):
     """A plain answer of any of the APIs."""
 
     choices: list[Choice] | None = None
@@ -140,6 +140,11 @@ class Events:
     def _openai(self, event: _Event) -> None:
         found, choices = self.found, event.choices or []
         found.recognised = True
+        if len(choices) == 1 and event.usage is None and event.error is None and _is_piece(choices[0]):
+            index = choices[0].index
+            self._per_choice[index] = self._per_choice.get(index, 0) + 1
+            found.tokens += 1
+            return
         for choice in choices:
             if choice.finish_reason is not None:
                 take_finish(found, choice.finish_reason)
@@ -178,6 +183,13 @@ class Events:
             _read_tgi(self.found, event)
         elif not _read_typed(self.found, str(event.get("type"))):
             _read_typed_usage(self.found, event)
+
+
+def _is_piece(choice: Choice) -> bool:
+    """Whether a chunk brought one more token and no other news, as nearly all do."""
+    if choice.finish_reason is not None or choice.token_ids is not None:
+        return False
+    return choice.delta is None or choice.delta.role is None
 
 
 def _tokens_in(choice: Choice) -> int:

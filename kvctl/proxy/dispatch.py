@@ -7,7 +7,8 @@ list that was learnt may lack an adapter loaded since, so then the engines with 
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from kvctl.core.choice import choose
 from kvctl.core.claim import Prefix, Shape
@@ -18,8 +19,7 @@ from kvctl.proxy.seams import Backend, Lane
 KEPT_RESPONSES = 20_000  # stored responses whose engine is remembered
 
 
-@dataclass(frozen=True, slots=True)
-class Way:
+class Way(msgspec.Struct, frozen=True):
     """Where a request goes, and why there."""
 
     backend: Backend

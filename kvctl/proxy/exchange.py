@@ -21,8 +21,8 @@ class Exchange:
     """
 
     __slots__ = (
-        "_origins", "arrived", "end", "engine", "extra", "id", "lease_id", "match", "prompt_tokens",
-        "reject", "relayed", "request", "signs", "status", "stream",
+        "_origins", "arrived", "end", "engine", "extra", "id", "keeps", "lease_id", "match",
+        "prompt_tokens", "reject", "relayed", "request", "signs", "status", "stream",
     )  # fmt: skip
 
     def __init__(
@@ -36,6 +36,7 @@ class Exchange:
         self.arrived = arrived
         self.status = 0
         self.engine: str | None = None
+        self.keeps = False  # the engine may keep the conversation
         self.extra: Headers = []  # what kvctl adds to the engine's headers
         self.signs: tuple[tuple[bytes, bytes], ...] = ()  # what load balancers read, on every answer
         self.stream = False

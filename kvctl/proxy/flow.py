@@ -11,6 +11,7 @@ from collections.abc import Callable
 from kvctl import logs
 from kvctl.control.gatekeeper import LeaseHandle
 from kvctl.core.outcomes import EndReason
+from kvctl.proxy.conversations import AnswerTail
 from kvctl.proxy.relay import ClientStream
 from kvctl.proxy.response import Response, UpstreamError, UpstreamTimeoutError
 from kvctl.proxy.sniffer import Findings, NoSniffer, Sniffer, sniffer_for
@@ -43,11 +44,11 @@ class Relayed:
         """Tokens of the answer, where they are known."""
         return None
 
-    def data(self, data: bytes) -> None:
+    def data(self, data: bytes, framed: bytes = b"") -> None:
         """More of the body."""
         if self.first_byte_at is None:
             self.first_byte_at = self._clock()
-        self.stream.data(data)
+        self.stream.data(data, framed)
 
     def finished(self, error: UpstreamError | None) -> None:
         """The engine's part is over."""
@@ -77,7 +78,7 @@ class IdWatch:
 class Metered(Relayed):
     """A generation's answer: its tokens are counted on the side, and its lease ends with it."""
 
-    __slots__ = ("_lease", "_sniffer", "_watch", "end")
+    __slots__ = ("_lease", "_sniffer", "_watch", "end", "tail")
 
     def __init__(
         self,
@@ -85,11 +86,14 @@ class Metered(Relayed):
         stream: ClientStream,
         clock: Callable[[], float],
         lease: LeaseHandle,
+        *,
         watch: IdWatch | None = None,
+        tail: AnswerTail | None = None,
     ) -> None:
         super().__init__(response, stream, clock)
         self._lease = lease
         self._watch = watch
+        self.tail = tail
         self._sniffer = _sniffer_of(response)
         self.end: EndReason | None = None
         if response.status >= 400:
@@ -111,13 +115,15 @@ class Metered(Relayed):
         """By the engine's usage; None: it did not say."""
         return self._sniffer.found.prompt_tokens
 
-    def data(self, data: bytes) -> None:
+    def data(self, data: bytes, framed: bytes = b"") -> None:
         """More of the body: first to the client, then to the books."""
         if self.first_byte_at is None:
             self.first_byte_at = self._clock()
-        self.stream.data(data)
+        self.stream.data(data, framed)
         if self._watch is not None:
             self._watch = self._watch.feed(data)
+        if self.tail is not None:
+            self.tail.feed(data)
         try:
             tokens = self._sniffer.feed(data)
             if tokens:

@@ -22,6 +22,7 @@ from kvctl.engines.base import Form
 from kvctl.fleet.face import ready_with_headroom
 from kvctl.proxy import errors
 from kvctl.proxy.carrying import Carrier, tell
+from kvctl.proxy.conversations import AnswerTail
 from kvctl.proxy.dispatch import Dispatch, Way
 from kvctl.proxy.errors import Answer
 from kvctl.proxy.exchange import Exchange
@@ -39,6 +40,7 @@ log = logs.get("proxy")
 T = TypeVar("T")
 
 _JSON = ("Content-Type", "application/json")
+_WHOLE = (EndReason.FINISHED, EndReason.CAPPED)
 _CUT = "the server is shutting down; this answer was cut off and is not complete"
 
 
@@ -151,7 +153,7 @@ class Handler:
                 run = self._run(exchange, way, lease, hold, last=left is None)
                 done = await (self._to_the_end(run) if way.backend.drains else run)
             if isinstance(exchange.relayed, Metered):
-                way.backend.reader.learn(reading.parsed, exchange.relayed.prompt_tokens)
+                await _learn(reading, exchange.relayed)
             if done is not None:
                 return done
         raise AssertionError("the last engine's answer is an answer")
@@ -169,6 +171,7 @@ class Handler:
     async def _admit(self, exchange: Exchange, way: Way, reading: Reading) -> LeaseHandle | Reject:
         parsed = reading.parsed
         exchange.stream = parsed.stream
+        exchange.keeps = parsed.begun is not None
         exchange.prompt_tokens = sum(parsed.shape.prompts)
         asked = self._clock()
         keeper = way.lane.keeper
@@ -224,11 +227,13 @@ class Handler:
                 exchange.end = exchange.relayed.end
 
     async def _relay(self, exchange: Exchange, way: Way, lease: LeaseHandle, response: Response) -> Written:
-        if refusal := await self._carrier.refusal_in(response):
+        if self._carrier.peeks and (refusal := await self._carrier.refusal_in(response)):
             _end(exchange, lease, EndReason.ENGINE_REFUSED)
             return exchange.answer(refusal)
         stream = self._carrier.stream(exchange, response)
-        exchange.relayed = Metered(response, stream, self._clock, lease, self._watch(exchange, way))
+        tail = AnswerTail(stream=exchange.stream) if exchange.keeps else None
+        watch = self._watch(exchange, way)
+        exchange.relayed = Metered(response, stream, self._clock, lease, watch=watch, tail=tail)
         return await self._carrier.relay(exchange, exchange.relayed)
 
     async def _to_the_end(self, run: Coroutine[Any, Any, T]) -> T:
@@ -274,6 +279,14 @@ def _count_once(metrics: ProxyMetrics, plan: Plan) -> None:
         return
     for parsed in {id(reading.parsed): reading.parsed for reading in plan.readings}.values():
         metrics.counted(parsed.count_method, parsed.count_seconds)
+
+
+async def _learn(reading: Reading, relayed: Metered) -> None:
+    """What the answer told of its request, for counting what comes."""
+    reader = reading.backend.reader
+    reader.learn(reading.parsed, relayed.prompt_tokens)
+    if relayed.tail is not None and relayed.end in _WHOLE:
+        await reader.remember(reading.parsed, relayed.tail.document())
 
 
 async def _over(task: "asyncio.Task[Any]") -> None:

@@ -32,14 +32,18 @@ _REASONS = {status.value: status.phrase.encode("ascii") for status in HTTPStatus
 
 def _kept(headers: RawHeaders, dropped: frozenset[bytes]) -> tuple[Headers, set[bytes]]:
     """What travels on, and the names (in lower case) of everything that came."""
-    named = [(header[0].lower(), header) for header in headers]
-    present = {name for name, _ in named}
+    kept, present = Headers(), set[bytes]()
+    for header in headers:
+        name = header[0].lower()
+        present.add(name)
+        if name not in dropped:
+            kept.append(header)
     if b"connection" in present:
-        values = [value.lower() for name, (_, value) in named if name == b"connection"]
+        values = [value.lower() for name, value in headers if name.lower() == b"connection"]
         nominated = {word.strip() for value in values for word in value.split(b",")}
-        dropped = dropped | nominated
+        kept = [header for header in kept if header[0].lower() not in nominated]
         present -= nominated
-    return [header for name, header in named if name not in dropped], present
+    return kept, present
 
 
 def for_engine(headers: RawHeaders, *, peer: str | None, scheme: str, request_id: str) -> Headers:

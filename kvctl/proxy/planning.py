@@ -5,9 +5,10 @@ Bodies are read and counted once for engines that read alike: same adapter, same
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
+import msgspec
 from aiohttp import web
+from msgspec.structs import replace
 
 from kvctl.core.claim import Prefix, Shape
 from kvctl.engines.base import Route
@@ -22,8 +23,7 @@ from kvctl.proxy.seams import Backend, ProxyConfig
 _NO_PEEK = Peek()
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(msgspec.Struct, frozen=True):
     """A request as one engine is to get it, and what it asks of that engine."""
 
     backend: Backend
@@ -32,8 +32,7 @@ class Reading:
     parsed: Parsed
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True):
     """Who may serve a request. ``model`` as the caller wrote it; ``rank`` as the caller pinned it."""
 
     model: str
@@ -55,6 +54,8 @@ class Plan:
 
     def without(self, backend: Backend) -> "Plan | None":
         """The plan without an engine; None: no other is left."""
+        if len(self.readings) == 1:
+            return None if self.readings[0].backend is backend else self
         left = tuple([reading for reading in self.readings if reading.backend is not backend])
         return Plan(self.model, self.prefixes, self.rank, left) if left else None
 

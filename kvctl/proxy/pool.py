@@ -156,7 +156,8 @@ class Upstream:
         response = connection.start(head_only=method == "HEAD")
         begun = False
         try:
-            await connection.send(head, body)
+            if not connection.send(head, body) and body is not None:
+                await connection.send_body(body)
             await response.wait_head()
             begun = True
         except UpstreamError as error:

@@ -5,14 +5,14 @@ they are refused wherever the vocabulary's size is known.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from kvctl.proxy.limits import BadRequest, malformed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prompts:
+class Prompts(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be counted (``texts``) and what is counted already (tokens per prompt).
 
     ``lists`` are the ids themselves, where all are plain ones.

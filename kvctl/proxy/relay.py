@@ -14,6 +14,7 @@ import socket
 import struct
 import termios
 from contextlib import suppress
+from functools import lru_cache
 
 from aiohttp import web
 
@@ -52,6 +53,12 @@ class Written(web.StreamResponse):
         """Nothing is left to write."""
 
 
+@lru_cache(maxsize=256)
+def written(status: int, *, keep_alive: bool) -> Written:
+    """One for all answers that are alike: it holds nothing of any of them."""
+    return Written(status, keep_alive=keep_alive)
+
+
 class Unwritten(Written):
     """An own answer that aiohttp is to ask for (its error handler is not allowed to wait)."""
 
@@ -78,7 +85,7 @@ def write_answer(
         lines += _connection(request, stays=stays)
     head = headers.serialise(_version(request), answer.status, headers.reason_of(answer.status), lines)
     _write(request, head if request.method == "HEAD" else head + answer.body)
-    return Written(answer.status, keep_alive=stays)
+    return written(answer.status, keep_alive=stays)
 
 
 def write_to(transport: asyncio.Transport, answer: Answer) -> None:
@@ -152,10 +159,10 @@ class ClientStream:
             head, self._held = self._held, b""
             _write(self._request, head)
 
-    def data(self, data: bytes) -> None:
-        """More of the body. Stops the engine where the client does not keep up."""
+    def data(self, data: bytes, framed: bytes = b"") -> None:
+        """More of the body, also as whole chunks if it came so. Stops the engine where the client is slow."""
         if self._chunked:
-            data = b"%x\r\n%b\r\n" % (len(data), data)
+            data = framed or b"%x\r\n%b\r\n" % (len(data), data)
         if self._held:
             data, self._held = self._held + data, b""
         protocol = self._protocol
@@ -184,6 +191,11 @@ class ClientStream:
         self.flush()
         if self._chunked:
             _write(self._request, _LAST_CHUNK)
+
+    @property
+    def over(self) -> bool:
+        """Whether the answer is over and nobody has to wait for the client: nothing is left to follow."""
+        return self._response.finished and not self._protocol.writing_paused
 
     async def follow(self) -> None:
         """Return when the answer is over and its bytes are on their way. Raises ClientStalledError."""

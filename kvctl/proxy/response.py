@@ -62,8 +62,8 @@ class Carrier(Protocol):
 class Sink(Protocol):
     """Takes an answer's body as it comes. Called from the connection's callbacks: must not block or raise."""
 
-    def data(self, data: bytes) -> None:
-        """More of the body, without its transfer framing."""
+    def data(self, data: bytes, framed: bytes = b"") -> None:
+        """More of the body, without its transfer framing; ``framed``: as it came, where it came in chunks."""
 
     def finished(self, error: UpstreamError | None) -> None:
         """The answer is over: whole (None), or broken off."""
@@ -73,6 +73,7 @@ class Response:
     """One answer of the engine, and the parser's callbacks for it."""
 
     __slots__ = (
+        "_between",
         "_coded",
         "_complete",
         "_connection",
@@ -111,6 +112,7 @@ class Response:
         self._early: list[bytes] = []
         self._early_size = self._head_size = 0
         self._coded = self._complete = self._framed = self._interim = self._keep = self._nudged = False
+        self._between = False  # the parser stands where a chunk may begin
         self.answered = False  # any byte came
         self.has_head = self.finished = False
         self.error: UpstreamError | None = None
@@ -183,9 +185,14 @@ class Response:
 
     def feed(self, data: bytes) -> None:
         """Bytes came."""
+        if self._between and self._sink is not None and (payload := payload_of(data)):
+            self._sink.data(payload, data)
+            return
         self.answered = True
         size = len(data)
         error = self._parse(data)
+        if self._between and not data.endswith(b"\r\n"):
+            self._between = False  # a part of the next chunk's head is in the parser
         pieces = self._pieces
         if self._coded:
             self._complete, pieces = False, []
@@ -255,6 +262,14 @@ class Response:
         self._connection.unblock_writer()
         self._wake()
 
+    def on_chunk_header(self) -> None:
+        """A chunk begins."""
+        self._between = False
+
+    def on_chunk_complete(self) -> None:
+        """A chunk is over."""
+        self._between = True
+
     def on_body(self, data: bytes) -> None:
         """A part of the body, without its framing."""
         if self._complete:
@@ -297,6 +312,7 @@ class Response:
             elif lower == b"content-encoding":
                 self.content_encoding = value
         bodyless = self._head_only or self.status in (204, 304)
+        self._between = self.chunked and not bodyless
         self._framed = bodyless or self.chunked or self.length is not None
         self._keep = self._framed and bool(self._parser.should_keep_alive())
         if bodyless:
@@ -327,3 +343,25 @@ class Response:
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+def payload_of(data: bytes) -> bytes:
+    """What whole chunks carry, each with a head in its plainest form; empty where they are anything else.
+
+    The last chunk, extensions and parts of chunks are the parser's.
+    """
+    pieces, at, length = list[bytes](), 0, len(data)
+    while at < length:
+        border = data.find(b"\r\n", at, at + 9)
+        if border < 0:
+            return b""
+        head = data[at:border]
+        try:
+            size = int(head, 16)
+        except ValueError:
+            return b""
+        start, at = border + 2, border + 4 + size
+        if size == 0 or b"%x" % size != head or data[at - 2 : at] != b"\r\n":
+            return b""
+        pieces.append(data[start : at - 2])
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)

@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
+
 from kvctl.control.gatekeeper import Gatekeeper
 from kvctl.core.choice import WarmPrefixes
 from kvctl.core.outcomes import SERVING, ChoiceReason, EndReason, ProxyFault, RejectReason
@@ -18,8 +20,7 @@ from kvctl.tokens.base import CountMethod
 Readiness = Callable[[], tuple[bool, str]]  # (ready, the reason in words)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
+class Served(msgspec.Struct, frozen=True, kw_only=True):
     """One request, after its end: for metrics and the access log. ``status`` 0: the client never got one."""
 
     request_id: str

@@ -51,16 +51,20 @@ class Connection(asyncio.Protocol):
             self._timer = self._loop.call_later(self._read_timeout, self._check_silence)
         return self._response
 
-    async def send(self, head: bytes, body: bytes | None) -> None:
-        """Write a request; stops early when the engine answers before it has read all of it."""
+    def send(self, head: bytes, body: bytes | None) -> bool:
+        """Write a request; False: only its head yet, and ``send_body`` is to follow."""
+        transport = self._transport
+        if transport is None or self._response is None:
+            raise BrokenError("the connection is closed")
+        self._sent = body is None or len(body) <= _SLICE
+        transport.write(head + body if body and self._sent else head)
+        return self._sent
+
+    async def send_body(self, body: bytes) -> None:
+        """Write a large body; stops early when the engine answers before it has read all of it."""
         transport, response = self._transport, self._response
         if transport is None or response is None:
             raise BrokenError("the connection is closed")
-        if body is None or len(body) <= _SLICE:
-            transport.write(head + body if body else head)
-            self._sent = True
-            return
-        transport.write(head)
         view = memoryview(body)
         for start in range(0, len(view), _SLICE):
             if self._write_paused:

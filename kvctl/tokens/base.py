@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
+import msgspec
+
 from kvctl.core.claim import Prefix
 
 
@@ -16,8 +18,7 @@ class CountMethod(StrEnum):
     BOUND = "bound"  # an upper bound from bytes: never proof of a 400
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Count:
+class Count(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt tokens of each prompt of a request. ``exact`` False: an upper bound.
 
     ``prefixes`` says how each prompt begins (one entry a prompt), or nothing at all. ``media``: how many of

@@ -50,7 +50,8 @@ def load_files(path: Path) -> ModelFiles:
     if not path.exists():
         raise TokenizerError(_advice(path, "there is no such file or folder"))
     if not file.exists():
-        raise TokenizerError(_advice(file, "the folder has no tokenizer.json"))
+        only = " (tekken.json is read by the engine alone)" if (path / "tekken.json").exists() else ""
+        raise TokenizerError(_advice(file, f"the folder has no tokenizer.json{only}"))
     config = _read_json(file.parent / "tokenizer_config.json")
     anew = _made_anew(file.parent, config)
     tokenizer = _load(file, config, anew)

@@ -4,7 +4,8 @@ Standard input is a socket to kvctl. Each message is its length (4 bytes, big-en
 ``marshal``: what kvctl sends is ``(number, kind, arguments)``, what it gets back ``(number, answer, facts)``.
 The first message in is the key for hashes of beginnings and which way to load the files, the first one out
 tells that they are loaded.
-The process ends when the socket does.
+The process ends when the socket does. It runs at a lower priority than kvctl: where cores are short, a long
+prompt is to wait for the streams, not they for it.
 """
 
 import marshal
@@ -25,6 +26,7 @@ from kvctl.tokens.tokeniser import Tokeniser
 
 LENGTH = struct.Struct(">I")
 COUNTS, FAILED = "counts", "failed"
+NICER = 5  # a third of the share of a core; more would let a busy machine starve the counts
 
 
 def read_message(read: Callable[[int], bytes]) -> Any:
@@ -98,6 +100,7 @@ def _serve(channel: socket.socket, read: Callable[[int], bytes], tokeniser: Toke
 def main() -> None:
     """The command line."""
     folder, max_chars, workers = sys.argv[1:]
+    os.nice(NICER)
     with socket.socket(fileno=os.dup(0)) as channel, channel.makefile("rb") as reader:
         key, turned = read_message(reader.read)
         use_key(key)

@@ -58,6 +58,7 @@ def page(daemon: DaemonStatus, overrides: Document, recent: Recent, wall: float)
         "engines": {name: _engine(gate) for name, gate in daemon.engines.items()},
         "gpus": [{key: gpu[key] for key in _GPU_KEYS} for gpu in shown["gpus"]],
         "overrides": overrides["active"],
+        "drains": overrides["drains"],
         "admitted_last_minute": admitted,
         "refused_last_minute": refused,
         "refusals": [

@@ -177,8 +177,12 @@ function draw(state) {
   for (const [name, engine] of Object.entries(state.engines)) drawEngine(name, engine);
   drawMinute(state);
   drawRefusals(state);
-  list("overrides", Object.entries(state.overrides).map(([knob, each]) =>
-    `${knob} = ${SHARES.has(knob) ? share(each.value) : each.value} by ${each.actor}, ${seconds(each.left_s)} left: ${each.reason}`), "none");
+  const moved = Object.entries(state.overrides).map(([knob, each]) =>
+    `${knob} = ${SHARES.has(knob) ? share(each.value) : each.value} by ${each.actor}, ${seconds(each.left_s)} left: ${each.reason}`);
+  const drained = Object.entries(state.drains).map(([name, each]) =>
+    `${name === "*" ? "all engines" : name} drained by ${each.actor} for ${seconds(each.for_s)}, over restarts`
+    + (each.reason ? `: ${each.reason}` : ""));
+  list("overrides", [...drained, ...moved], "none");
   list("cards", state.gpus.map((each) =>
     `${each.name}: ${gib(each.free_bytes)} of ${gib(each.total_bytes)} free`
     + (each.temperature_c === null ? "" : `, ${Math.round(each.temperature_c)} °C`)

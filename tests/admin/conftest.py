@@ -121,8 +121,8 @@ class Stand:
     def last_reload(self) -> LastReload:
         return self.reloader.last
 
-    def metrics(self) -> tuple[bytes, str]:
-        return b"kvctl_leases 3\n", "text/plain"
+    def metrics(self) -> tuple[list[bytes], str]:
+        return [b"kvctl_leases 3\n"], "text/plain"
 
     def status(self) -> DaemonStatus:
         return DaemonStatus(

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kvctl.admin.answers import Shared
+from kvctl.admin.answers import SharedPage
 from kvctl.admin.audit import Audit
 from kvctl.admin.client import RefusedError
 from kvctl.control.appending import append
@@ -152,15 +152,45 @@ async def test_a_change_is_in_the_audit_even_where_it_cannot_be_kept(office: Off
 async def test_what_is_dear_is_made_once_for_all_who_wait() -> None:
     made: list[int] = []
 
-    def make() -> int:
+    def make() -> tuple[list[bytes], str]:
         made.append(len(made))
-        return made[-1]
+        return [b"page ", b"%d" % made[-1]], "text/plain"
 
-    shared = Shared(make)
-    assert await shared.get() == 0
-    assert set(await asyncio.gather(*(shared.get() for _ in range(100)))) == {1}
+    shared = SharedPage(make)
+    assert await shared.get() == (b"page 0", "text/plain")
+    assert set(await asyncio.gather(*(shared.get() for _ in range(100)))) == {(b"page 1", "text/plain")}
     leaving: list[asyncio.Task[Any]] = [asyncio.create_task(shared.get()) for _ in range(3)]
     await asyncio.sleep(0)
     leaving[0].cancel()  # whoever leaves takes nothing from the others
-    assert await leaving[1] == await leaving[2] == 2
+    assert await leaving[1] == await leaving[2] == (b"page 2", "text/plain")
     assert len(made) == 3
+
+
+async def test_the_loop_has_its_turns_while_a_page_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the whole takes, others wait for a part of it; who leaves in its middle harms nobody."""
+    turns: list[int] = []
+    parts = 0
+
+    def make() -> tuple[Iterator[bytes], str]:
+        def each() -> Iterator[bytes]:
+            nonlocal parts
+            for _ in range(50):
+                parts += 1
+                yield b"x"
+
+        return each(), "text/plain"
+
+    async def other() -> None:
+        while True:
+            turns.append(parts)
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(SharedPage, "SLICE_S", -1.0)  # a pause after every part
+    shared, beside = SharedPage(make), asyncio.create_task(other())
+    leaving = asyncio.create_task(shared.get())
+    while parts < 10:  # noqa: ASYNC110 - the parts are counted by a generator
+        await asyncio.sleep(0)
+    leaving.cancel()
+    assert await shared.get() == (b"x" * 50, "text/plain")
+    beside.cancel()
+    assert len(set(turns)) > 50

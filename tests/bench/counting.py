@@ -2,7 +2,8 @@
 
 64 streams run through the real daemon, first alone, then beside 5 prompts a second of 100,000 tokens, then
 alone again: one run of the daemon, so that both figures are of the same moment of the machine. Told is the
-p99.9 of the gaps between events of a stream, for ``tokenize_isolation`` thread and process.
+p99.9 of the gaps between events of a stream, for ``tokenize_isolation`` thread and process, and for
+``direct``: the prompts go past the daemon to the engine, which shows what callers and engine cost alone.
 """
 
 import argparse
@@ -27,6 +28,8 @@ from tests.tokens.tiny import write
 STREAMS, GAP_MS = 64, 20
 RATE, TOKENS = 5.0, 100_000
 SECONDS = 6.0
+DIRECT = "direct"
+WAYS = ("thread", "process", DIRECT)
 WORDS = "the quick brown fox jumps over the lazy dog "
 
 
@@ -71,7 +74,7 @@ def _long_prompt(number: int) -> bytes:
     return request("/v1/chat/completions", json.dumps(body).encode())
 
 
-async def _measure(port: int) -> tuple[float, float, float]:
+async def _measure(port: int, prompts_port: int) -> tuple[float, float, float]:
     """p99.9 alone and beside long prompts, ms; median seconds of a long prompt."""
     loop, ask = asyncio.get_running_loop(), _stream_body(int(SECONDS * 5 * 1000 / GAP_MS))
     streams = [Watched(ask) for _ in range(STREAMS)]
@@ -83,7 +86,7 @@ async def _measure(port: int) -> tuple[float, float, float]:
     marks.append(time.perf_counter())
     taken: list[float] = []
     prompts = [_long_prompt(number) for number in range(int(RATE * SECONDS))]
-    calls = [await connect(port) for _ in prompts]
+    calls = [await connect(prompts_port) for _ in prompts]
     started = time.perf_counter()
     tasks = []
     for number, (call, prompt) in enumerate(zip(calls, prompts, strict=True)):
@@ -107,10 +110,11 @@ def _one(folder: Path, tokenizer: Path, isolation: str) -> tuple[float, float, f
     with tempfile.TemporaryDirectory(dir=folder) as made, engine(folder) as behind:
         port, own = free_port(), Path(made)
         words = command(port, behind.port, own)
-        words.insert(1, f"KVCTL_TOKENIZE_ISOLATION={isolation}")
+        direct = isolation == DIRECT
+        words.insert(1, f"KVCTL_TOKENIZE_ISOLATION={'thread' if direct else isolation}")
         with running(words, port, own / "log"), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             time.sleep(1.0)
-            return runner.run(_measure(port))
+            return runner.run(_measure(port, behind.port if direct else port))
 
 
 def main() -> None:
@@ -118,13 +122,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m tests.bench.counting")
     parser.add_argument("--tokenizer", type=Path, help="a model's folder; default: a tiny one")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--isolation", choices=("thread", "process"), action="append")
+    parser.add_argument("--isolation", choices=WAYS, action="append")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         tokenizer = options.tokenizer or write(folder / "tiny")
         results: dict[str, dict[str, float]] = {}
-        for isolation in options.isolation or ("thread", "process"):
+        for isolation in options.isolation or WAYS:
             runs = [_one(folder, tokenizer, isolation) for _ in range(options.rounds)]
             alone, busy, taken = (median(run[place] for run in runs) for place in range(3))
             rise = median(busy - alone for alone, busy, _ in runs)

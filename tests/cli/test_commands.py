@@ -113,7 +113,12 @@ async def test_set_show_unset(daemon: Daemon, kvctl: Kvctl) -> None:
     )
     assert (await kvctl("overrides")).out == f"{line}\nrevision 1\n"
     assert (await kvctl("status")).out.splitlines()[-1] == line
-    assert set(json.loads((await kvctl("overrides", "-o", "json")).out)) == {"revision", "active", "kept"}
+    assert set(json.loads((await kvctl("overrides", "-o", "json")).out)) == {
+        "revision",
+        "active",
+        "drains",
+        "kept",
+    }
     done = await kvctl("unset", "margin", "-o", "json")
     assert (done.status, json.loads(done.out)["new"]) == (0, 0.05)
     assert (await kvctl("overrides")).out == "no override is in force\nrevision 2\n"
@@ -151,10 +156,14 @@ async def test_refusals(kvctl: Kvctl, arguments: tuple[str, ...], status: int, t
 
 
 async def test_drain(daemon: Daemon, kvctl: Kvctl) -> None:
-    assert (await kvctl("drain")).out == "draining\n"
+    assert (await kvctl("drain", "--reason", "new driver")).out == "draining\n"
     assert daemon.stand.draining
+    told = "new driver; holds over restarts, kvctl undrain ends it"
+    for verb in ("status", "overrides"):
+        assert told in " ".join((await kvctl(verb)).out.split()), verb
     assert json.loads((await kvctl("undrain", "-o", "json")).out) == {"mode": "active", "kept": True}
     assert not daemon.stand.draining
+    assert "undrain" not in (await kvctl("status")).out
 
 
 async def test_a_change_that_would_not_outlive_a_restart(
@@ -164,6 +173,7 @@ async def test_a_change_that_would_not_outlive_a_restart(
     done = await kvctl("set", "margin", "12%", "--reason", "r")
     assert (done.status, daemon.desk.values()[Knob.MARGIN]) == (0, 0.12)
     assert "a restart would undo it" in done.err
+    assert "a restart would undo it" in (await kvctl("drain")).err
 
 
 async def test_nobody_answers(kvctl: Kvctl, tmp_path: Path) -> None:

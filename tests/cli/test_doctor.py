@@ -1,6 +1,7 @@
 """``kvctl doctor`` as a process of its own, before a simulated engine over real HTTP."""
 
 import json
+import re
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,44 @@ async def test_the_table_has_a_line_a_check_and_the_remedies(doctor: Doctor, eng
     assert lines[-1].startswith("11 checks: 0 failed, ")
 
 
+HOSTILE = "m\x1b[2J\x1b]0;owned\x07\u202eb\nc"
+
+
+async def test_an_engines_words_do_not_touch_the_terminal(doctor: Doctor) -> None:
+    """Model, version and label values are the engine's; they reach the screen written out."""
+
+    async def models(_: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": HOSTILE, "max_model_len": 4096, "owned_by": HOSTILE}]})
+
+    async def version(_: web.Request) -> web.Response:
+        return web.json_response({"version": HOSTILE})
+
+    async def metrics(_: web.Request) -> web.Response:
+        written = HOSTILE.replace("\n", "\\n")
+        names = (f'engine="0",model_name="{written}"', f'engine="{written}",model_name="{written}"')
+        lines = [f"vllm:kv_cache_usage_perc{{{each}}} 0.5" for each in names]
+        lines.append(f'vllm:cache_config_info{{block_size="{written}",num_gpu_blocks="x"}} 1')
+        return web.Response(text="\n".join([*lines, ""]))
+
+    app = web.Application()
+    app.add_routes(
+        [web.get("/v1/models", models), web.get("/version", version), web.get("/metrics", metrics)]
+    )
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        host, port = runner.addresses[0]
+        done = await doctor(f"http://{host}:{port}")
+        told = await doctor(f"http://{host}:{port}", "-o", "json")
+    finally:
+        await runner.cleanup()
+    assert "\\x1b[2J" in done.out
+    for text in (done.out, told.out):
+        assert all(line.isprintable() for line in text.split("\n"))
+    assert any("\x1b[2J" in each["found"] for each in json.loads(told.out)["checks"])  # a program reads all
+
+
 async def test_the_pool_is_compared_with_the_plan(doctor: Doctor, engine: SimServer, model: Path) -> None:
     """1,000 blocks of 16 tokens at 128 KiB are 1.953 GiB."""
     planned = {"PLAN_MODEL": str(model), "PLAN_FLAGS": "--available-gib 1.9532"}
@@ -111,6 +150,9 @@ async def test_a_tokenizer_of_another_model_fails(doctor: Doctor, engine: SimSer
     found = await doctor.found(engine.url, 1, TOKENIZER=str(folder))
     assert found["tokenizer"]["result"] == "fail"
     assert "of 5 probes count otherwise" in found["tokenizer"]["found"]
+    told = re.search(r"is (\d+) tokens here, (\d+) to the engine", found["tokenizer"]["found"])
+    assert told is not None
+    assert told[1] != told[2]
     found = await doctor.found(engine.url, 1, TOKENIZER=str(tmp_path / "nothing"))
     assert found["tokenizer"]["result"] == "fail"
 

@@ -31,6 +31,7 @@ async def test_explain_a_refusal(daemon: Daemon, kvctl: Kvctl) -> None:
         "said    reject_later: kv_budget, with it the forecast peak would pass the KV budget",
         "weighed forecast peak with it 9,700 against a budget of 9,500",
         "        (capacity 10,000, margin 5%; 3 in flight)",
+        "        by itself it needed up to 500, none was free",
         "needed  200 KV tokens fewer in flight, or a request smaller by that",
         "    or  a margin of at most 3% (it was 5%)",
         "told    to come back after 1 s",
@@ -152,6 +153,8 @@ def test_a_line_for_every_kind() -> None:
     assert line(state) == "02:10:00.000  state   engine up -> stale"
     change = {"type": "override", "verb": "set", "knob": "margin", "old": 0.05, "new": 0.1, "user": "ana"}
     assert line(change).strip() == "set margin: 0.05 -> 0.1 by ana"
+    drain = {"type": "traffic", "verb": "drain", "engine": "a", "user": "ana", "reason": "new driver"}
+    assert line(drain).strip() == "drain of a by ana (new driver)"
     assert line({"type": "restart", "rank": "0"}).strip() == "restart  rank=0"
 
 

@@ -150,7 +150,7 @@ def test_others_pass_the_head_only_where_its_start_does_not_move() -> None:
     one = talk()
     for n in range(4):
         assert isinstance(one.arrive(f"f{n}", FILLER), Admit)
-    assert isinstance(one.arrive("head", shape(18_000, 100)), Queued)
+    assert isinstance(one.arrive("head", shape(20_000, 100)), Queued)
     long, short = one.arrive("long", shape(4_000, 4_000)), one.arrive("short", shape(200, 1))
     assert isinstance(long, Queued)
     assert long.reason is RejectReason.QUEUE_AHEAD

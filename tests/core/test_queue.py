@@ -20,7 +20,7 @@ def waiter(
     name: str, priority: Priority = Priority.NORMAL, *, tenant: str = "", at: float = 0.0, size: int = 100
 ) -> Waiter:
     asked = Claim(prompts=(size,), outputs=(0,), n=1, block=16, tokens=size)
-    curve = Candidate(Curve([float(size)], [0.0], [0.0]), ("m",))
+    curve = Candidate(Curve([float(size)], [0.0], [0.0], [float(size)]), ("m",))
     case = Case(Arrived(name, shape(size, 1), body_bytes=10), asked, ("m",), curve, static=False)
     case.tenant, case.priority = tenant, priority
     return Waiter(case=case, large=False, since=at, deadline=at + 1.0, reason=RejectReason.KV_BUDGET)
@@ -98,7 +98,7 @@ def test_draining_takes_its_share_of_the_time_and_no_more() -> None:
 
 def test_the_start_is_where_the_curve_has_fallen_far_enough() -> None:
     falling = [1000.0, 800.0, 600.0, 400.0]
-    highest = highest_from(Curve(falling, [0.0] * 4, [0.0] * 4))
+    highest = highest_from(Curve(falling, [0.0] * 4, [0.0] * 4, falling))
     assert steps_until(highest, 1000.0) == 0.0
     assert steps_until(highest, 700.0) == pytest.approx((STEPS[1] + STEPS[2]) / 2)
     assert STEPS[3] <= (steps_until(highest, 100.0) or 0.0) <= STEPS[4]
@@ -110,4 +110,5 @@ def test_the_start_is_where_the_curve_has_fallen_far_enough() -> None:
 
 
 def test_what_rises_later_counts_from_the_start() -> None:
-    assert highest_from(Curve([100.0, 900.0, 50.0], [0.0] * 3, [0.0] * 3)) == [900.0, 900.0, 50.0]
+    means = [100.0, 900.0, 50.0]
+    assert highest_from(Curve(means, [0.0] * 3, [0.0] * 3, means)) == [900.0, 900.0, 50.0]

@@ -1,5 +1,7 @@
 """What came of forecasts."""
 
+from math import inf
+
 import pytest
 
 from kvctl.core.forecast import Curve
@@ -12,7 +14,7 @@ from tests.core.test_ledger import lease
 def flat(mean: float, sd: float) -> Curve:
     """The same at each node. With one sequence's spread, apart and together are one."""
     nodes = NODE + 3
-    return Curve([mean] * nodes, [sd] * nodes, [sd * sd] * nodes)
+    return Curve([mean] * nodes, [sd] * nodes, [sd * sd] * nodes, [inf] * nodes)
 
 
 def looked(ledger: Ledger, forecast: Curve, seconds: int = 200) -> Residuals:
@@ -61,4 +63,4 @@ def test_unknown_is_not_zero() -> None:
     assert Residuals().exceeded_ratio is None
     assert looked(crowd(), flat(640.0, 0.0), FEWEST_LOOKS // 2).error_ratio is None
     assert looked(crowd(3), flat(1.0, 0.0)).exceeded_ratio is None
-    assert looked(crowd(), Curve([1.0], [0.0], [0.0])).exceeded_ratio is None
+    assert looked(crowd(), Curve([1.0], [0.0], [0.0], [1.0])).exceeded_ratio is None

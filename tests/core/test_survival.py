@@ -137,6 +137,19 @@ def test_the_histograms_of_all_ranks_are_one_prior() -> None:
     assert survives(model.table(KEY, 4096), 100) == pytest.approx(0.6, abs=0.1)
 
 
+def test_long_answers_in_flight_count_beside_a_histogram_of_short_ones() -> None:
+    """The short ones finish first: of 200 answers six had 600 tokens, and 30 that are there are as long."""
+    bounds = (100.0, 500.0, 1000.0, inf)
+    finished = LengthHistogram(bounds=bounds, counts=(194.0, 194.0, 200.0, 200.0))
+    model, beside = SurvivalModel(), SurvivalModel()
+    beside.refresh({KEY: [600] * 30})
+    for each in (model, beside):
+        each.believe([finished])
+    alone, told = (each.table((), 4096) for each in (model, beside))
+    assert survives(alone, 960) < 0.1 * survives(alone, 512)
+    assert survives(told, 960) > 0.5 * survives(told, 512)
+
+
 @pytest.mark.parametrize(
     ("bounds", "counts"),
     [((inf,), (300.0,)), ((1.0, 2.0, inf), (300.0, 300.0, 300.0)), ((8.0, 8.0, inf), (1.0, 1.0, 300.0))],

@@ -32,7 +32,7 @@ NAMES = (os.environ.get("REAL_TOKENIZERS") or "qwen3").split(",")
 def real_engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     folder: Path = real_model(request.param)
     log = tmp_path_factory.mktemp("engine") / "log"
-    with Engine(num_gpu_blocks=300, log=log, folder=folder) as running:
+    with Engine(num_gpu_blocks=600, log=log, folder=folder) as running:
         yield running
 
 

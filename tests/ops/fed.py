@@ -29,7 +29,7 @@ from kvctl.core.telemetry import EngineInfo, GpuSample, RankSample
 from kvctl.core.tenants import TenantRule
 from kvctl.gpu.base import GpuReading
 from kvctl.gpu.faults import CardEvent, EventKind
-from kvctl.metrics import Metrics, SourceView
+from kvctl.metrics import ConfigView, Metrics, SourceView
 from kvctl.metrics.catalog import DISCONNECT_PHASES, OUTCOMES, UPSTREAM_ERRORS
 from kvctl.tokens.base import CountMethod
 from kvctl.tokens.calibration import Witness
@@ -88,6 +88,7 @@ class Fed:
         self.metrics.add_engine(ENGINE, lambda: self.gate.status(self.now))
         self.metrics.gpu = lambda: self.reading
         self.metrics.overrides = lambda: self.overrides.active(self.now).values()
+        self.metrics.config = lambda: ConfigView(certificate_ends={("listen", ""): WALL + 40 * 86400})
         self.metrics.counting = Counting()
         self.metrics.sources["nvml"] = lambda: SourceView(up=self.reading.fault is None, read_at=self.now - 1)
         self.metrics.sources["engine_metrics"] = lambda: SourceView(

@@ -51,7 +51,7 @@ async def test_kill_9_at_any_moment_of_a_change(tmp_path: Path, seed: int) -> No
     def changes() -> None:
         office = AdminClient(tmp_path / "kvctl.sock", PATIENCE_S)
         with contextlib.suppress(ClientError):
-            office.post("/v1/drain")
+            office.post("/v1/drain", {"reason": "new driver"})
             for number in range(10_000):
                 percent = 1 + number % 40
                 made = office.put("/v1/overrides/margin", {"value": f"{percent}%", **NIGHT})
@@ -70,7 +70,8 @@ async def test_kill_9_at_any_moment_of_a_change(tmp_path: Path, seed: int) -> No
         if shown["revision"] == kept["revision"]:
             assert shown["active"]["margin"]["value"] == kept["margin"]
         assert 0 < shown["active"]["margin"]["left_s"] <= 600
-        assert (await ask(tmp_path, "get", "/v1/status"))["mode"] == "active"  # a drain is not for ever
+        assert (await ask(tmp_path, "get", "/v1/status"))["mode"] == "draining"
+        assert shown["drains"]["*"]["reason"] == "new driver"
         assert (await ask(tmp_path, "put", "/v1/overrides/margin", {"value": "7%", **NIGHT}))["kept"]
     text = (tmp_path / "audit.jsonl").read_text()
     lines = [line for line in text.splitlines() if line.endswith("}")]
@@ -293,5 +294,5 @@ async def test_a_state_dir_that_is_read_only_or_of_another_kind(tmp_path: Path) 
     async with daemon(tmp_path, NOBODY, STATE_DIR=str(state), GPUS="none") as it:
         made = await ask(tmp_path, "put", "/v1/overrides/margin", {"value": "7%", **NIGHT})
         assert (made["new"], made["kept"]) == (0.07, False)
-        assert "Overrides and audit cannot be written" in it.log.read_text()
+        assert "Overrides, drains and audit cannot be written" in it.log.read_text()
         assert "Traceback" not in it.log.read_text()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -55,6 +56,18 @@ def test_everything_lies_where_it_is_looked_for(tmp_path: Path) -> None:
     runbooks = {path.stem for path in (tmp_path / "usr/share/doc/kvctl/runbooks").glob("*.md")}
     assert runbooks == {alert.name for alert in ALERTS}
     assert "systemctl daemon-reload && systemctl enable --now kvctl" in result.output
+
+
+def test_documents_lead_to_documents_that_are_there(tmp_path: Path) -> None:
+    install(tmp_path)
+    folder = tmp_path / "usr/share/doc/kvctl"
+    pages = [*folder.glob("*.md"), *folder.glob("runbooks/*.md")]
+    assert {"operations.md", "configuration.md", "metrics.md", "admin-api.md"} <= {
+        each.name for each in pages
+    }
+    for page in pages:
+        for link in re.findall(r"\]\(([^)#:]+)[^):]*\)", page.read_text()):
+            assert (page.parent / link).exists(), f"{page.name}: {link}"
 
 
 def test_settings_are_read_by_kvctl_alone(tmp_path: Path) -> None:

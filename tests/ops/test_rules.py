@@ -12,6 +12,7 @@ from grafana import generate
 from grafana.alerting import Alert, RuleError, check_alerts, check_recordings
 from grafana.alerts import ALERTS
 from grafana.recordings import RECORDINGS, TTFT_TARGET_S
+from kvctl.gpu.faults import FATAL, EventKind
 from kvctl.metrics.catalog import CATALOG
 from tests.ops.prometheus import MISSING, PROMTOOL
 
@@ -95,6 +96,23 @@ def test_the_objective_stands_on_a_bucket_edge() -> None:
 def test_an_alert_that_could_not_fire_is_an_error(expr: str, message: str) -> None:
     with pytest.raises(RuleError, match=message):
         check_alerts([replace(FIRST, expr=expr)], RECORDED)
+
+
+def test_what_the_driver_tells_of_a_card_and_ends_work_has_an_alert() -> None:
+    """Kinds that end nothing are on the dashboard and in the log."""
+    kinds = re.compile(r'(?:xid|ecc)_[a-z]+(?=[|"])')
+    watched = {alert.name: set(kinds.findall(alert.expr)) for alert in ALERTS}
+    assert watched["KvctlGpuFault"] == set(FATAL)
+    ends_nothing = {EventKind.XID_OTHER, EventKind.ECC_CORRECTED}
+    assert set().union(*watched.values()) == set(EventKind) - ends_nothing
+    assert {alert.severity for alert in ALERTS if watched[alert.name] & FATAL} == {"page"}
+
+
+@pytest.mark.parametrize(("days", "severity"), [(30, "ticket"), (3, "page")])
+def test_certificates_are_told_of_in_time(days: int, severity: str) -> None:
+    (alert,) = (each for each in ALERTS if f"< {days} * 86400" in each.expr)
+    assert alert.severity == severity
+    assert "kvctl_tls_certificate_expiry_timestamp_seconds" in alert.expr
 
 
 @pytest.mark.parametrize("change", [{"severity": "loud"}, {"summary": " "}, {"description": ""}])

@@ -110,3 +110,12 @@ async def test_labels_are_one_token_of_output(tiny_reader: Reader) -> None:
 async def test_halves_are_the_engines_to_refuse(tiny_reader: Reader, form: Form, body: Json) -> None:
     asked = await shape(tiny_reader, route(form), body)
     assert (asked.exact, asked.asked_output) == (False, 0)
+
+
+@pytest.mark.parametrize("more", [{"queries": 7.5, "documents": True}, {"queries": "a", "items": "b"}])
+async def test_a_pair_that_cannot_be_read_does_not_hide_another(tiny_reader: Reader, more: Json) -> None:
+    """The engine takes the first pair of fields that is valid."""
+    body = {"text_1": "word " * 300, "text_2": ["c", "d"]}
+    alone = await shape(tiny_reader, SCORE, body)
+    beside = await shape(tiny_reader, SCORE, body | more)
+    assert beside.prompts == alone.prompts

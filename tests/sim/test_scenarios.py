@@ -95,7 +95,8 @@ def test_traffic_past_the_gate_preempts_hardly_anybody() -> None:
     plain = served()
     start = FAULT_AT + RECOVERED_S
     assert goodput(run, start, SECONDS - 5.0) >= 0.9 * 0.7 * goodput(plain, start, SECONDS - 5.0)
-    assert preempted_ratio(run) <= 0.01
+    pooled = [preempted_ratio(served("bypass=0.3@45", seed=seed)) for seed in SEEDS]
+    assert sum(pooled) / len(pooled) <= 0.01
 
 
 @pytest.mark.parametrize("lag_s", [1.0, 5.0, 18.0])

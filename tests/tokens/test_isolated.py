@@ -16,6 +16,7 @@ from kvctl.tokens.isolated import IsolatedCounter
 from kvctl.tokens.load import load_counter
 from kvctl.tokens.local import LocalCounter
 from kvctl.tokens.source import Uncountable, Why
+from kvctl.tokens.worker import NICER
 from tests.tokens.tiny import IM_END, write
 
 CHAT = {"messages": [{"role": "user", "content": "The quick brown fox " * 40}], "tools": None}
@@ -52,6 +53,11 @@ async def test_it_counts_as_the_other_does(folder: Path, isolated: IsolatedCount
     assert isolated.tally.tokenised > 0
     assert isolated.keeps
     await local.close()
+
+
+async def test_it_leaves_the_cores_to_the_streams(isolated: IsolatedCounter) -> None:
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    assert os.getpriority(os.PRIO_PROCESS, child_of(isolated)) == min(own + NICER, 19)
 
 
 async def test_what_cannot_be_counted_says_why(isolated: IsolatedCounter) -> None:

@@ -1,11 +1,12 @@
 """The tokenizers of real models: loaded as the engine loads them, and counted by their parts."""
 
 from functools import cache
+from pathlib import Path
 
 import pytest
 from tokenizers import AddedToken
 
-from kvctl.tokens.files import ModelFiles, load_files
+from kvctl.tokens.files import ModelFiles, TokenizerError, load_files
 from kvctl.tokens.segments import Segments, cutting_tokens
 from kvctl.tokens.source import View
 from kvctl.tokens.tokeniser import Tokeniser
@@ -28,6 +29,7 @@ TRUE = {
     "qwen2_5": (19, 13, 0, 19, 1),
     "gemma3": (17, 15, 1, 22, 2),
     "deepseek_v3": (16, 14, 0, 23, 1),
+    "mistral_nemo": (19, 15, 1, 21, 2),  # tekken; mistral-common 1.13 says the same of texts without specials
 }
 
 
@@ -87,6 +89,39 @@ def test_tokens_that_eat_white_space_add_up_too() -> None:
         text = f"<|user|>\n {line}<|end|>\n<|assistant|>  {line}<|end|> <|user|>"
         part = cached.count(text, add_special_tokens=True, with_ids=True)
         assert list(part.ids or ()) == tokenizer.encode(text).ids
+
+
+def test_tokens_that_eat_white_space_on_both_sides() -> None:
+    """As Phi 4 has them, over GPT-4's vocabulary: no text can be cut at them, so it is counted whole."""
+    tokenizer = load_files(real_model("gpt35turbo")).tokenizer
+    words = ("<|im_start|>", "<|im_end|>", "<|im_sep|>")
+    eating = [AddedToken(w, lstrip=True, rstrip=True, normalized=False, special=True) for w in words]
+    tokenizer.add_special_tokens(eating)
+    cached = Segments(tokenizer, words, part=8)
+    for line in corpus_lines():
+        text = f"<|im_start|>user<|im_sep|>\n {line} \n<|im_end|>\t<|im_start|> assistant<|im_sep|>  {line}"
+        part = cached.count(text, add_special_tokens=True, with_ids=True)
+        assert list(part.ids or ()) == tokenizer.encode(text).ids
+
+
+def test_one_eating_token_among_others_is_no_cut() -> None:
+    """The others still are: parts end before them, and what eats stands within a part."""
+    tokenizer = load_files(real_model("gpt35turbo")).tokenizer
+    kept = [AddedToken(w, rstrip=True, normalized=False, special=True) for w in ("<|user|>", "<|end|>")]
+    eats = AddedToken("<|tool|>", lstrip=True, rstrip=True, normalized=False, special=True)
+    tokenizer.add_special_tokens([*kept, eats])
+    cached = Segments(tokenizer, ("<|user|>", "<|end|>", "<|tool|>"), part=8)
+    assert cached.works
+    for line in corpus_lines():
+        text = f"<|user|> {line} <|tool|> \n<|end|>\n <|tool|>{line}  <|end|> <|tool|><|user|>\n"
+        part = cached.count(text, add_special_tokens=True, with_ids=True)
+        assert list(part.ids or ()) == tokenizer.encode(text).ids
+
+
+def test_a_folder_of_tekken_alone_is_left_to_the_engine(tmp_path: Path) -> None:
+    (tmp_path / "tekken.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(TokenizerError, match=r'tekken\.json.*"engine"'):
+        load_files(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["x" * 300_000, "a" * 1_000_000, "\x00\x01\x7f" * 50_000, "=-" * 150_000])

@@ -5,10 +5,14 @@ refused in its words; what merely looks odd is counted by an upper bound and lef
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+from msgspec.structs import replace
+
 from kvctl.engines.base import Engine, Form
+from kvctl.proxy.conversations import Begun, Conversations
 from kvctl.proxy.limits import BadRequest
 from kvctl.tokens.base import Count, Counter, CountMethod
 from kvctl.tokens.bound import TOKENS_PER_REQUEST
@@ -29,7 +33,7 @@ class Facts:
     ``strict``: limits are read as vLLM reads them, and refused in its words; else a limit of another type is
     the engine's to judge and claims as if none was sent. ``context`` tells the context length where it is
     known by now, ``begins`` whether it is worth knowing how prompts begin. ``efforts`` keeps, per model, what
-    ``thinking: disabled`` means to its template.
+    ``thinking: disabled`` means to its template, ``conversations`` what the engine keeps by response id.
     """
 
     counter: Counter
@@ -40,6 +44,7 @@ class Facts:
     media: MediaBounds = field(default_factory=MediaBounds)
     begins: Callable[[], bool] = lambda: False
     efforts: dict[str, bool] = field(default_factory=dict)
+    conversations: Conversations = field(default_factory=Conversations)
 
     @property
     def strict(self) -> bool:
@@ -47,13 +52,12 @@ class Facts:
         return self.engine.name in _STRICT
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """The limits in a body.
 
     ``output`` None: the engine's default for the route, or for ``form`` where the body has that form; but
     with ``unlimited`` the rest of the context, whatever the default is. ``truncate``: the engine cuts prompts
-    to so many tokens; -1: to its context.
+    to so many tokens; -1: to its context. ``begun``: the engine keeps the conversation; None: it does not.
     """
 
     output: int | None = None
@@ -61,6 +65,7 @@ class Asked:
     truncate: int | None = None
     unlimited: bool = False
     form: Form | None = None
+    begun: Begun | None = None
 
 
 class OddShapeError(ValueError):

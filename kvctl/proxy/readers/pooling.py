@@ -84,14 +84,20 @@ def _in_contexts(facts: Facts, count: Count) -> Count:
 
 
 async def read_score(facts: Facts, route: Route, data: Body, size: int) -> Counted:
-    """Two lists of texts (one against each, or pair by pair), or a query whose items are labelled."""
+    """Two lists of texts (one against each, or pair by pair), or a query whose items are labelled.
+
+    Of several such pairs the engine takes the first that it can read: the largest is claimed.
+    """
     del size
-    for names in (*_PAIRS, *_LABELS, *_RANK):
-        if all(data.get(name) is not None for name in names):
-            labels = names in _LABELS
-            asked = Asked(output=1 if labels else 0, truncate=_cut(data))
-            return asked, await _pairs(facts, data, *(data[name] for name in names))
-    return _incomplete(facts, route, data)
+    written = [
+        names for names in (*_PAIRS, *_LABELS, *_RANK) if all(data.get(name) is not None for name in names)
+    ]
+    if not written:
+        return _incomplete(facts, route, data)
+    counts = [await _pairs(facts, data, *(data[name] for name in names)) for names in written]
+    labels = any(names in _LABELS for names in written)
+    largest = max(counts, key=lambda count: sum(count.prompts))
+    return Asked(output=1 if labels else 0, truncate=_cut(data)), largest
 
 
 async def read_rerank(facts: Facts, route: Route, data: Body, size: int) -> Counted:

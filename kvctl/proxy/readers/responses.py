@@ -1,13 +1,18 @@
 """OpenAI's Responses: ``input``, ``instructions``, ``tools``; ``max_output_tokens``.
 
-A conversation that only the engine has (``previous_response_id``) cannot be counted: the prompt is then
-bounded by the context, which is the most that the engine takes. Tools that the engine runs by itself make it
-generate in several turns, each over a longer prompt: the claim is then the rest of the context.
+A conversation that only the engine has (``previous_response_id``) is counted, or bounded, where it passed by
+(``proxy.conversations``); else it is bounded by the context, which is the most that the engine takes. Tools
+that the engine runs by itself make it generate in several turns, each over a longer prompt: the claim is then
+the rest of the context.
 """
 
 from typing import Any
 
+from msgspec.structs import replace
+
+from kvctl.core.claim import Shape
 from kvctl.engines.base import Route
+from kvctl.proxy.conversations import TOKENS_PER_ANSWER, Begun, Finished, Messages, Past
 from kvctl.proxy.limits import BadRequest, Fields, malformed, too_small, validation_errors
 from kvctl.proxy.readers.base import (
     UNKNOWN_CONTEXT,
@@ -22,6 +27,7 @@ from kvctl.proxy.readers.base import (
     no_proof,
 )
 from kvctl.proxy.readers.responses_chat import as_chat
+from kvctl.tokens.bound import text_bound
 
 _HISTORY = ("previous_response_id", "previous_input_messages", "conversation", "prompt")
 
@@ -36,16 +42,56 @@ async def read_responses(facts: Facts, route: Route, data: Body, size: int) -> C
         return asked
     if bad := _no_input(data):
         return bad
+    past = _past(facts, data)
+    known = None if past is None else past.messages
+    weight = size + (past.weight if past is not None else 0)
+    messages: Messages | None = None
     try:
-        chat = as_chat(data)
+        chat = as_chat(data, known or ())
     except OddShapeError:
         count = bounded_by_all(facts, data)
     else:
-        count = await facts.counter.count_chat(model_of(data), chat, size)
+        count = await facts.counter.count_chat(model_of(data), chat, weight)
         count = count if facts.strict else no_proof(count)  # other engines convert in ways of their own
-    if any(data.get(key) for key in _HISTORY):
-        count = bounded(_history(facts, count.prompts[0]))
-    return asked, count
+        messages = tuple(chat["messages"])
+    if any(data.get(key) for key in _HISTORY) and not (known and messages):
+        count, messages = bounded(_history(facts, count.prompts[0], past)), None
+    return replace(asked, begun=_begun(facts, data, asked, messages, weight)), count
+
+
+async def remember(facts: Facts, shape: Shape, begun: Begun, told: Finished, size: int) -> None:
+    """Keep a conversation with its answer, for what will go on from it. ``size``: bytes of the answer.
+
+    Its messages are as the engine has them if its prompt had the tokens that were counted.
+    """
+    answers = tuple([{"role": "assistant", "content": text} for text in told.texts])
+    proven = begun.messages is not None and shape.exact and shape.prompts == (told.prompt_tokens,)
+    if proven:  # its tokens will hardly be asked for
+        counted = sum(map(text_bound, told.texts))
+    else:
+        texts = await facts.counter.count_text(shape.model, told.texts, add_special_tokens=False)
+        counted = sum(texts.prompts)
+    most = max(counted, told.output_tokens)
+    facts.conversations.keep(
+        told.response_id,
+        tokens=told.prompt_tokens + most + TOKENS_PER_ANSWER * max(len(answers), 1),
+        messages=(*(begun.messages or ()), *answers) if proven else None,
+        weight=begun.weight + size,
+    )
+
+
+def _past(facts: Facts, data: Body) -> Past | None:
+    """What is known of the conversation that the request goes on from."""
+    if not facts.strict or any(data.get(key) for key in _HISTORY[1:]):
+        return None
+    return facts.conversations.of(data.get("previous_response_id"))
+
+
+def _begun(facts: Facts, data: Body, asked: Asked, messages: Messages | None, weight: int) -> Begun | None:
+    """What the engine keeps of it. A prompt that it cuts to its context says nothing of the whole."""
+    if data.get("store") is False or asked.truncate is not None or not facts.strict:
+        return None
+    return Begun(messages=messages, weight=weight)
 
 
 def _background() -> BadRequest:
@@ -86,6 +132,9 @@ def _no_input(data: Body) -> BadRequest | None:
     return None
 
 
-def _history(facts: Facts, own: int) -> int:
+def _history(facts: Facts, own: int, past: Past | None) -> int:
     context = facts.context()
-    return max(own, context if context is not None else own + UNKNOWN_CONTEXT)
+    if past is not None:
+        whole = own + past.tokens
+        return whole if context is None else max(own, min(whole, context))
+    return own + UNKNOWN_CONTEXT if context is None else max(own, context)

@@ -2,10 +2,11 @@
 
 Instructions become the system message; a text input one user message. Items of an assistant that follow
 each other (reasoning, text, function calls) are merged into one message; outputs of functions become tool
-messages; messages of other roles stay as they are.
+messages; messages of other roles stay as they are. A kept conversation comes before the new items, without
+its system messages, and its answers as one message for each text.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kvctl.proxy.readers.base import OddShapeError
@@ -23,26 +24,27 @@ _UNRENDERED_TOOLS = frozenset(
 )
 
 
-def as_chat(data: Mapping[str, Any]) -> Message:
-    """The chat body of a responses body without a history that only the engine has.
+def as_chat(data: Mapping[str, Any], before: Iterable[Mapping[str, Any]] = ()) -> Message:
+    """The chat body of a responses body. ``before``: the conversation that it goes on from.
 
     Raises OddShapeError.
     """
     given = data.get("input")
-    messages: list[Message] = []
+    messages, new = list[Message](), list[Message]()
     if data.get("instructions"):
         messages.append({"role": "system", "content": data["instructions"]})
+    messages += [dict(message) for message in before if message["role"] != "system"]
     if isinstance(given, str):
-        messages.append({"role": "user", "content": given})
+        new.append({"role": "user", "content": given})
     elif isinstance(given, list):
         for item in given:
-            _convert(item, messages)
+            _convert(item, new)
     else:
         raise OddShapeError("input")
     resumes = isinstance(given, list) and _is_partial(given)
     chat: Message = {
         "model": data.get("model"),
-        "messages": messages,
+        "messages": messages + new,
         "add_generation_prompt": not resumes,
         "continue_final_message": resumes,
         "add_special_tokens": True,  # beside those that the template prints
