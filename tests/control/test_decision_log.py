@@ -29,7 +29,7 @@ SHAPE = Shape(
 
 
 class Office:
-    """A gate on an engine of 1,600 KV tokens, its journal, and the clock."""
+    """A gate on an engine of 1,300 KV tokens, its journal, and the clock."""
 
     def __init__(self, file: DecisionFile | None = None, queue: QueueConfig | None = None) -> None:
         self.now = 0.0
@@ -47,7 +47,7 @@ class Office:
             kv_usage_ratio=0.0,
             running=0,
             waiting=0,
-            capacity_tokens=1600,
+            capacity_tokens=1300,
             capacity_exact=True,
             block_size=16,
         )
@@ -69,7 +69,7 @@ async def test_a_story_from_its_arrival_to_its_end() -> None:
     assert (told["decision"], told["reason"], told["shadow"], told["alone"]) == ("admit", None, False, False)
     assert (told["prompt_tokens"], told["asked_output"], told["allowed_output"]) == (600, 300, 300)
     assert told["claim_tokens"] == 912
-    assert told["headroom_tokens"] == 1600 - told["forecast_tokens"]
+    assert told["headroom_tokens"] == 1300 - told["forecast_tokens"]
     assert told["ended"] == {
         "end": "finished",
         "seconds": 2.0,
