@@ -268,7 +268,7 @@ class GateMachine(RuleBasedStateMachine):
         """Mean and spread of every sequence at every step, as core/forecast.py's head says it."""
         ends, peak = [*STEPS[1:], 1 << 30], 0.0
         for t, until, j in zip(STEPS, ends, range(len(STEPS)), strict=True):
-            mean = spread = square = 0.0
+            mean = spread = square = most = 0.0
             for one in self.open.values():
                 (prompt,), (cap,), n = one.claim.prompts, one.claim.outputs, one.claim.n
                 shown = min(one.shown, cap)
@@ -279,7 +279,8 @@ class GateMachine(RuleBasedStateMachine):
                 held = round_up(prompt + min(shown + until, cap), one.claim.block)
                 s = sqrt(alive * (1 - alive)) * held
                 mean, spread, square = mean + n * alive * held, spread + n * s, square + n * s * s
-            peak = max(peak, mean + Z * sqrt((1 - RHO) * square + RHO * spread * spread))
+                most += n * held
+            peak = max(peak, min(mean + Z * sqrt((1 - RHO) * square + RHO * spread * spread), most))
         return peak
 
     @invariant()
