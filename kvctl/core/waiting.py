@@ -23,10 +23,11 @@ from kvctl.core.status import QueueStatus
 from kvctl.core.supply import Supply
 
 LARGE_SHARE = 0.5  # of the budget: what holds more by itself is large
-LATE_S = 0.2
+LATE_S = 0.1
 """An end is seen at once, but what runs has moved at the next tick only."""
-Z_START = 1.0
-"""Spreads above the mean at which a start is projected: at the gate's own two, most came in half the time."""
+Z_START = 0.0
+"""Spreads above the mean at which a start is projected. None: when few are left, the gate counts what all of
+them can hold, not their spread, and most started in half the time that one spread told."""
 TRIED = 16  # that wait behind the head and are looked at whenever something has ended
 NEARLY_ALONE = 0.25  # of what a lease holds on average: with less expected, nobody is probably left
 

@@ -82,7 +82,7 @@ def test_who_waits_starts_in_the_call_that_makes_room() -> None:
 
 
 def test_one_whose_start_is_too_far_off_is_refused_at_once() -> None:
-    config = replace(WAITING, queue=QueueConfig(max_wait_s=0.5))
+    config = replace(WAITING, queue=QueueConfig(max_wait_s=0.3))
     verdict = talk(config).full().arrive("x", FILLER)
     assert isinstance(verdict, Reject)
     assert verdict.reason is RejectReason.KV_BUDGET
