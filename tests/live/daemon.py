@@ -17,6 +17,7 @@ from tests.live.engine import SilentError, free_port, http_get
 
 T = TypeVar("T")
 PATIENCE = 10
+CONTEXT_S = 5.0  # at most, for an engine that does not tell its context
 CONSOLE = str(Path(sys.executable).with_name("kvctl"))
 
 
@@ -110,7 +111,11 @@ class Daemon:
         return http_get(self.base_url + path)
 
     def wait_ready(self, timeout: float = 20) -> None:
+        """Until it serves, and a little more for the engine's context: what comes before claims the pool."""
         eventually(lambda: self.get("/readyz")[0] == 200, timeout, f"/readyz: {self.get('/readyz')}")
+        page, until = f"http://127.0.0.1:{self.admin_port}/metrics", time.monotonic() + CONTEXT_S
+        while "\nkvctl_context_tokens{" not in http_get(page)[1] and time.monotonic() < until:
+            time.sleep(0.05)
 
     def metric(self, name: str, **labels: str) -> float:
         """The sum of the series of ``kvctl_<name>`` that carry these labels; absent ones are an error."""
