@@ -110,11 +110,12 @@ def take_finish(found: Findings, reason: object) -> None:
 class Events:
     """Reads the payloads of one event stream into ``found``."""
 
-    __slots__ = ("_per_choice", "found")
+    __slots__ = ("_by_ids", "_per_choice", "found")
 
     def __init__(self) -> None:
         self.found = Findings()
         self._per_choice: dict[object, int] = {}
+        self._by_ids = 0  # tokens that were told by their ids
 
     def read(self, payload: bytes) -> None:
         """One event. What is no JSON object says nothing."""
@@ -140,7 +141,8 @@ class Events:
     def _openai(self, event: _Event) -> None:
         found, choices = self.found, event.choices or []
         found.recognised = True
-        if len(choices) == 1 and event.usage is None and event.error is None and _is_piece(choices[0]):
+        plain = event.usage is None and event.error is None and not self._by_ids
+        if plain and len(choices) == 1 and _is_piece(choices[0]):
             index = choices[0].index
             self._per_choice[index] = self._per_choice.get(index, 0) + 1
             found.tokens += 1
@@ -153,6 +155,10 @@ class Events:
                 # usage on every chunk counts this choice alone
                 new = event.usage.completion_tokens - self._per_choice.get(choice.index, 0)
             self._more(choice.index, new)
+            if choice.token_ids is not None and event.usage is None:
+                self._by_ids += new
+        if self._by_ids:  # ids are exact; events may bring several tokens
+            found.output_tokens = found.tokens if self._by_ids == found.tokens else None
         if event.usage is not None and not choices:
             take_usage(found, event.usage)
         if event.error is not None:

@@ -219,7 +219,17 @@ def test_generate_stream_of_ids() -> None:
         b'data: {"request_id":"r","choices":[{"index":0,"token_ids":[7],"finish_reason":"length"}]}\n\n'
     )
     found = read(StreamSniffer(), data, DONE)[0]
-    assert (found.tokens, found.capped, found.finished) == (3, True, True)
+    assert (found.tokens, found.output_tokens, found.capped, found.finished) == (3, 3, True, True)
+
+
+def test_a_piece_without_ids_leaves_the_total_open() -> None:
+    """Ids are a total only where every piece of the answer has them."""
+    data = (
+        b'data: {"choices":[{"index":0,"text":"a","token_ids":[5,6]}]}\n\n'
+        b'data: {"choices":[{"index":0,"text":"b","finish_reason":"stop"}]}\n\n'
+    )
+    found = read(StreamSniffer(), data, DONE)[0]
+    assert (found.tokens, found.output_tokens) == (3, None)
 
 
 @pytest.mark.parametrize(
