@@ -22,6 +22,7 @@ from typing import Protocol
 from kvctl import __version__, logs
 from kvctl.admin.desk import Desk
 from kvctl.admin.listeners import BusyError, ListenError, OwnedSocket
+from kvctl.admin.pace import Pace
 from kvctl.admin.port import CardDetails, DaemonStatus, LastReload, Reloaded
 from kvctl.admin.reloading import Reloader
 from kvctl.admin.server import AdminApi, AdminServer, PublicApi, PublicServer
@@ -30,11 +31,11 @@ from kvctl.card_watch import CardWatch, news_to
 from kvctl.control.certificates import Certificates
 from kvctl.control.gatekeeper import Gatekeeper
 from kvctl.control.journal import Journal
-from kvctl.control.telling import tell
+from kvctl.control.telling import tellers
 from kvctl.control.ticker import Beat, Ticker
 from kvctl.core.claim import Shape
 from kvctl.core.decisions import DecisionRecord
-from kvctl.core.events import DrainChanged
+from kvctl.core.events import Admit, DrainChanged, Reject
 from kvctl.core.gate import Gate
 from kvctl.core.outcomes import ProxyFault
 from kvctl.core.overrides import bounds
@@ -105,6 +106,7 @@ class Daemon:
         self._reloads: set[asyncio.Task[None]] = set()
         self._recent = Recent(self._clock)
         self.admin: AdminApi | None = None
+        self._pace = Pace()
         self._metrics = Metrics(version=__version__, routes=route_names(settings))
         self._reports = ProxyReports(self._metrics, access_log=settings.access_log)
         self.journal = Journal(
@@ -158,9 +160,9 @@ class Daemon:
             counter,
             clock=self._clock,
             observers=[
-                partial(tell, engine=named),
-                partial(self._metrics.observe, name),
-                partial(self._recent.observe, name),
+                *tellers(named),
+                *((count, (kind,)) for kind, count in self._metrics.gate(name).by_kind.items()),
+                (partial(self._recent.observe, name), (Admit, Reject)),
             ],
             on_gate=partial(self.journal.watch, name),
             on_retry=partial(self._reports.fault, ProxyFault.UPSTREAM_RETRIED),
@@ -318,7 +320,7 @@ class Daemon:
             admin = self._admin_server()
             if admin is not None:
                 stack.push_async_callback(admin.close)
-            public = PublicServer(PublicApi(self, self._page), settings.admin_listen)
+            public = PublicServer(PublicApi(self, self._pace, self._page), settings.admin_listen)
             stack.push_async_callback(public.close)
             await asyncio.to_thread(self.desk.open)
             for drained in self.desk.drains.standing(self.units):
@@ -355,7 +357,7 @@ class Daemon:
             sentence = f"{error}: kvctl serves, but no command can reach it; set admin_socket"
             logs.event(log, logging.WARNING, "no_admin_socket", sentence)
             return None
-        self.admin = AdminApi(self, self.desk, self.journal)
+        self.admin = AdminApi(self, self.desk, self.journal, self._pace)
         return AdminServer(self.admin, listener)
 
     async def _answer_agents(self, stack: AsyncExitStack) -> None:

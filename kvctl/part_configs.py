@@ -167,6 +167,7 @@ def proxy_config(settings: Settings) -> ProxyConfig:
         client_write_timeout=settings.client_write_timeout,
         first_event_peek=settings.first_event_peek,
         stream_heartbeat=settings.stream_heartbeat,
+        background_responses=settings.background_responses,
         base_path=settings.base_path,
         opened=settings.routes_pass,
         admin_opened=settings.routes_admin_pass,

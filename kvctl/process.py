@@ -101,8 +101,7 @@ def run(settings: Settings, read: Callable[[], Settings] | None = None) -> None:
 
     ``read`` loads the settings again, for a reload.
     """
-    sys.setswitchinterval(SWITCH_S)
-    _spare_the_collector()
+    prepare_interpreter()
     handler = logs.start(settings.log_level, settings.log_format)
     for sentence in warnings(settings):
         logs.event(log, logging.WARNING, "settings", sentence)
@@ -113,11 +112,12 @@ def run(settings: Settings, read: Callable[[], Settings] | None = None) -> None:
         logs.stop(handler)
 
 
-def _spare_the_collector() -> None:
-    """Fewer searches for cycles: by default there is one in a few requests.
+def prepare_interpreter() -> None:
+    """Switch threads often, search for cycles seldom: by default there is a search in a few requests.
 
     What was loaded by now stays for good, and is not searched again.
     """
+    sys.setswitchinterval(SWITCH_S)
     gc.collect()
     gc.freeze()
     gc.set_threshold(*COLLECT_AFTER)

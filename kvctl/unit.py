@@ -10,11 +10,10 @@ can be pinned to ranks), and no lease is in two of them.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from functools import partial
 
 from kvctl.control.certificates import Trust
 from kvctl.control.decision_log import asked_of, record_of
-from kvctl.control.gatekeeper import Gatekeeper, Observer
+from kvctl.control.gatekeeper import Gatekeeper, Interest, Observer
 from kvctl.control.plan_check import PlanCheck
 from kvctl.control.planning import plan_source
 from kvctl.control.poll import Poller
@@ -55,7 +54,7 @@ class Unit:
         settings: The settings in force for it.
         counter: Counts the tokens of its prompts; closed by its owner.
         clock: Monotonic seconds.
-        observers: Shown every command of its gate.
+        observers: Shown the commands of its gate that they are interested in.
         on_gate: Told of each gate that the engine comes to have.
         on_retry: Told of each request that the keep-alive race made to be sent again.
         card: The smallest of its cards, None while none was read.
@@ -70,7 +69,7 @@ class Unit:
         counter: ChainCounter,
         *,
         clock: Callable[[], float],
-        observers: Iterable[Observer],
+        observers: Iterable[Interest],
         on_gate: Callable[[Gatekeeper], None],
         on_retry: Callable[[], None],
         card: Callable[[], Card | None],
@@ -121,17 +120,20 @@ class Unit:
             aliases={} if entry is None else entry.aliases,
             tokenizer=self.settings.tokenizer,
             drains=self.settings.engine_drain_on_abort,
+            authorization=authorization(self.settings),
         )
 
-    def _gatekeeper(self, observers: Iterable[Observer]) -> Gatekeeper:
-        keeper = Gatekeeper(self._make_gate(gate_config(self.settings, self.engine)), self._clock, observers)
+    def _gatekeeper(self, observers: Iterable[Interest]) -> Gatekeeper:
+        keeper = Gatekeeper(self._make_gate(gate_config(self.settings, self.engine)), self._clock)
+        for observer, kinds in observers:
+            keeper.observe(observer, *kinds)
         keeper.observe(lambda command: self._restarted(keeper, command), EngineRestarted)
         self._on_gate(keeper)
         return keeper
 
     def _rank_keeper(self) -> Gatekeeper:
         """Of a further rank: what concerns the whole engine is told by the first one alone."""
-        return self._gatekeeper([partial(_of_rank, observer) for observer in self._observers])
+        return self._gatekeeper([(_of_rank(observer), kinds) for observer, kinds in self._observers])
 
     def _pins(self) -> bool:
         return self.settings.rank_pinning == "auto" and self.engine.pins_ranks
@@ -255,7 +257,10 @@ class Unit:
         return False, f"engine {state}: {state_means(state)}"
 
 
-def _of_rank(observer: Observer, command: Command) -> None:
-    described = isinstance(command, Noted) and command.word is Note.ENGINE_DESCRIBED
-    if not (described or isinstance(command, StateChanged)):
-        observer(command)
+def _of_rank(observer: Observer) -> Observer:
+    def observe(command: Command) -> None:
+        described = isinstance(command, Noted) and command.word is Note.ENGINE_DESCRIBED
+        if not (described or isinstance(command, StateChanged)):
+            observer(command)
+
+    return observe

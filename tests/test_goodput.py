@@ -20,12 +20,13 @@ from kvctl.sim.replay_policies import parse_policy, run_policy
 from kvctl.sim.replay_score import figures
 from kvctl.sim.trace import Row
 from tests.bench.calibration import compare, fitted, windows
-from tests.bench.goodput.bench import TARGET, Group, Record, document, scene_of
-from tests.bench.goodput.callers import Crowd, call_id, drive, read_call_id
+from tests.bench.goodput.bench import Group, Record, scene_of
+from tests.bench.goodput.callers import Crowd, Heard, call_id, drive, read_call_id
+from tests.bench.goodput.figures import TARGET, document, in_common
 from tests.bench.goodput.gates import gate_maker
-from tests.bench.goodput.report import medians, standing, table
-from tests.bench.goodput.stage import CAPACITY, Page
-from tests.bench.goodput.workload import BURSTS, SimTexts, arrivals, prompts
+from tests.bench.goodput.report import best_limit, medians, standing, table
+from tests.bench.goodput.stage import USUAL, Page
+from tests.bench.goodput.workload import BURSTS, SimTexts, arrivals, prompts, scaled
 
 
 def test_bursts_keep_the_mean_rate() -> None:
@@ -49,6 +50,30 @@ def test_prompts_begin_alike_where_they_should() -> None:
     assert len({text[:400] for text in texts}) == 1
     assert len({text[401:420] for text in texts}) == len(rows)
     assert list(prompts(SimTexts(), rows, "b", 0)) != list(prompts(SimTexts(), rows, "a", 0))
+
+
+def test_prompts_of_a_trace_begin_as_its_rows_did() -> None:
+    rows = [
+        Row(number=0, at_s=0.0, prompt_tokens=400, output_tokens=5),
+        Row(number=1, at_s=1.0, prompt_tokens=300, output_tokens=5, lineage=((200, 0),)),
+        Row(number=2, at_s=2.0, prompt_tokens=300, output_tokens=5, lineage=((200, 0), (250, 1))),
+    ]
+    first, second, third = prompts(SimTexts(), rows, "a", 0)
+    assert (first[:800], second[:1000]) == (second[:800], third[:1000])
+    assert len({text[1001:1100] for text in (first, second, third)}) == 3
+    assert [len(text) for text in (first, second)] == [4 * (row.prompt_tokens - 12) for row in rows[:2]]
+    assert next(prompts(SimTexts(), rows, "b", 0))[:40] != first[:40]
+
+
+def test_longer_prompts_are_scaled_down_with_all_others() -> None:
+    rows = [
+        Row(number=0, at_s=0.0, prompt_tokens=64_000, output_tokens=5),
+        Row(number=1, at_s=1.0, prompt_tokens=8_000, output_tokens=5, lineage=((4_000, 0),)),
+    ]
+    half = scaled(rows, 32_000 + 2_048)
+    assert [row.prompt_tokens for row in half] == [32_000, 4_000]
+    assert half[1].lineage == ((2_000, 0),)
+    assert scaled(rows[1:], 32_000) == rows[1:]
 
 
 def test_an_attempt_tells_its_number_and_length() -> None:
@@ -150,13 +175,19 @@ def looked(at: float, **more: Any) -> Page:
 
 def test_warm_up_is_reported_beside_and_not_dropped() -> None:
     calls = [call(n * 0.1, good=n % 2 == 1) for n in range(400)]
-    found = document(
-        calls, [looked(0.0), looked(1.0), looked(90.0, preemptions=4)], [one.row for one in calls]
-    )
+    found = document(calls, [looked(0.0), looked(1.0), looked(90.0, preemptions=4)], Heard())
     assert found["goodput_frac"] == 0.5
     assert found["preemptions"] == 4
     assert found["kv_usage_mean"] == 0.5
     assert found["after_warm_up"]["requests"] == 400 - 130  # the hundredth ended at 12.9 s
+
+
+def test_two_runs_are_compared_over_the_arrivals_that_both_served_warm() -> None:
+    early = {"hundredth_s": 1.2, "good_by_second": [9, 9, 4, 6]}
+    late = {"hundredth_s": 2.0, "good_by_second": [1, 1, 5, 5]}
+    never = {"hundredth_s": None, "good_by_second": [1, 1, 1, 1]}
+    assert in_common(early, late) == in_common(early, early) == (5.0, 5.0)
+    assert in_common(early, never) == (7.0, 1.0)
 
 
 def runs(**goodputs: float) -> list[dict[str, Any]]:
@@ -168,8 +199,12 @@ def runs(**goodputs: float) -> list[dict[str, Any]]:
         "ttft_p99_s": 0.2,
         "kv_usage_mean": 0.5,
         "after_warm_up": None,
+        "hundredth_s": 2.0,
     }
-    policies = {name: plain | {"goodput_rps": value} for name, value in goodputs.items()}
+    policies = {
+        name: plain | {"goodput_rps": value, "good_by_second": [value] * 9}
+        for name, value in goodputs.items()
+    }
     return [{"rate": 20.0, "seed": 1, "cap": "2048", "policies": policies}]
 
 
@@ -184,11 +219,27 @@ def test_targets_are_judged_against_the_best_limit_tried() -> None:
         "against": "clairvoyant",
         "wanted": 0.9,
         "found": 0.9,
+        "by_seed": [0.9],
         "met": True,
     }
     assert not told["concurrency=8"]["met"]
     assert told[None]["preemptions_per_1000"] == 2.0
     assert not told[None]["met"]
+
+
+def test_of_limits_tried_the_best_goes_on() -> None:
+    tried = runs(**{"concurrency=4": 3.0, "concurrency=8": 9.5, "concurrency=16": 9.0})
+    assert best_limit(tried, "concurrency=4") == "concurrency=8"
+    assert best_limit([*tried, *runs(**{"concurrency=16": 8.0})], "concurrency=8") == "concurrency=16"
+    assert best_limit(tried, "clairvoyant") == "clairvoyant"
+
+
+def test_pairs_are_of_one_seed_and_rate() -> None:
+    first, second = runs(forecast=9.0, clairvoyant=10.0), runs(forecast=6.0, clairvoyant=12.0)
+    second[0]["seed"] = 2
+    told = next(one for one in standing(first + second) if one.get("against") == "clairvoyant")
+    assert told["by_seed"] == [0.9, 0.5]
+    assert told["found"] == 0.7
 
 
 def test_medians_pool_the_preemptions() -> None:
@@ -206,7 +257,7 @@ def recorded(profile_name: str = "tiny-cpu") -> Record:
     found = figures(run_policy(parse_policy("forecast"), scene), TARGET)
     pages, at = list[Page](), 0.0
     for n in range(60):
-        steps, prompt, held = 20 + n % 7, 500 * (n % 3), CAPACITY * (0.3 + n % 5 * 0.1)
+        steps, prompt, held = 20 + n % 7, 500 * (n % 3), USUAL.tokens * (0.3 + n % 5 * 0.1)
         output = steps * (10 + n % 11)
         at += profile.base_s * steps + profile.prefill_token_s * prompt
         at += profile.decode_sequence_s * output + profile.kv_token_s * steps * held
@@ -283,9 +334,7 @@ class Refusing:
         return response
 
 
-async def driven(
-    times: int, cap: int | None, *, inside: bool = False
-) -> tuple[Refusing, list[Call], list[float]]:
+async def driven(times: int, cap: int | None, *, inside: bool = False) -> tuple[Refusing, list[Call], Heard]:
     engine, rows = Refusing(times, inside=inside), arrivals(BURSTS, 50.0, 0.2, 1, 8192)
     app = web.Application()
     app.router.add_post("/v1/chat/completions", engine.answer)
@@ -293,21 +342,23 @@ async def driven(
     await server.start_server()
     try:
         crowd = Crowd(url=str(server.make_url("")).rstrip("/"), model="m", cap=cap, seed=1)
-        calls, late = await drive(crowd, rows, prompts(SimTexts(), rows, "x", 0))
+        calls, heard = await drive(crowd, rows, prompts(SimTexts(), rows, "x", 0))
     finally:
         await server.close()
-    return engine, calls, late
+    return engine, calls, heard
 
 
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize(("times", "complete"), [(0, True), (2, True), (3, False)])
 def test_callers_try_three_times(times: int, *, complete: bool, inside: bool) -> None:
-    engine, calls, late = asyncio.run(driven(times, 2048, inside=inside))
+    engine, calls, heard = asyncio.run(driven(times, 2048, inside=inside))
     assert set(engine.asked.values()) == {min(times + 1, 3)}
     assert all(call.complete is complete and call.given_up is not complete for call in calls)
     assert all(call.retries == min(times, 2) for call in calls)
-    assert len(late) == len(calls)
-    assert min(late) >= 0.0
+    assert len(heard.late_s) == len(calls)
+    assert min(heard.late_s) >= 0.0
+    assert heard.refusals.total() == len(calls) * times
+    assert all(call.asked_at is not None and call.asked_at >= call.row.at_s for call in calls)
     assert all(body["max_tokens"] == 2048 and body["stream"] for body in engine.bodies)
 
 

@@ -4,9 +4,8 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NoReturn
+from typing import Any, Generic, NoReturn, TypeVar
 
 from aiohttp import web
 
@@ -14,6 +13,8 @@ from kvctl.admin.peers import Actor, credentials, user_name
 from kvctl.control.hub import TooManyError
 from kvctl.core.overrides import OverrideError, Refusal
 from kvctl.settings.errors import SettingsError
+
+S = TypeVar("S")
 
 BODY_MAX = 64 * 2**10
 NAME_DEADLINE_S = 2.0
@@ -57,43 +58,39 @@ def _error(status: int, word: str, message: str, headers: Mapping[str, str] | No
     return web.json_response({"error": {"code": word, "message": message}}, status=status, headers=headers)
 
 
-class Turns:
-    """One request at a time, and a pause of ``gap_s`` between two.
+class OfNow(Generic[S]):
+    """The state of now, and what is made of it: each made once for all who asked before the state was read.
 
-    However many callers there are, the admin API takes a small share of the loop, and the data plane never
-    waits for more than one of its answers.
+    Nobody gets what was true before they asked.
     """
 
-    def __init__(self, gap_s: float = 0.01) -> None:
-        self._gap_s = gap_s
-        self._turn = asyncio.Lock()
+    def __init__(self, read: Callable[[], S]) -> None:
+        """``read`` gives the state."""
+        self._read = read
+        self._read_at = float("-inf")
+        self._state: S | None = None
+        self._bodies: dict[str, bytes] = {}
 
-    async def take(self) -> None:
-        """Wait for a turn."""
-        async with self._turn:
-            await asyncio.sleep(self._gap_s)
-
-    def middleware(self, but: AbstractSet[str] = frozenset()) -> Any:
-        """For an application: every request waits for its turn before its handler, ``but`` on these paths."""
-
-        @web.middleware
-        async def in_turn(request: web.Request, handler: Handler) -> web.StreamResponse:
-            if request.path not in but:
-                await self.take()
-            return await handler(request)
-
-        return in_turn
+    async def body(self, name: str, make: Callable[[S], bytes], asked_at: float) -> bytes:
+        """What ``make`` makes of a state that was read after ``asked_at`` (``time.perf_counter``)."""
+        state = self._state
+        if state is None or self._read_at <= asked_at:
+            self._read_at, self._state = time.perf_counter(), (state := self._read())
+            self._bodies = {}
+            await asyncio.sleep(0)  # the rest in another turn
+        bodies = self._bodies if state is self._state else {}
+        if name not in bodies:
+            bodies[name] = make(state)
+        return bodies[name]
 
 
 class SharedPage:
-    """What costs the loop more than a turn may: made once for all who asked before it was begun.
+    """What costs more than a turn may: made once for all who asked before it was begun.
 
-    It is made in parts, and every ``SLICE_S`` the loop does what else there is. After it the data plane has
-    ``REST`` times as long before it is made again, but nobody waits longer than ``MOST_REST_S`` for that.
-    Nobody gets what was made before they asked.
+    It is made in parts, and every ``SLICE_S`` the next turn is waited for. Nobody gets what was made before
+    they asked.
     """
 
-    REST, MOST_REST_S = 200.0, 0.3
     SLICE_S = 0.0003
 
     def __init__(self, make: Callable[[], tuple[Iterable[bytes], str]]) -> None:
@@ -101,33 +98,23 @@ class SharedPage:
         self._make = make
         self._one = asyncio.Lock()
         self._made: tuple[float, tuple[bytes, str]] | None = None
-        self._not_before = 0.0
 
-    async def get(self) -> tuple[bytes, str]:
-        """Made after this was called."""
-        asked = time.perf_counter()
+    async def get(self, asked_at: float) -> tuple[bytes, str]:
+        """Begun after ``asked_at``, a moment of ``time.perf_counter``."""
         async with self._one:
-            if self._made is not None and self._made[0] > asked:
-                return self._made[1]
-            await asyncio.sleep(max(self._not_before - time.perf_counter(), 0.0))
-            began = time.perf_counter()
-            page, cost = await self._in_slices()
-            self._made = began, page
-            self._not_before = time.perf_counter() + min(cost * self.REST, self.MOST_REST_S)
-            return page
+            if self._made is None or self._made[0] <= asked_at:
+                self._made = time.perf_counter(), await self._in_slices()
+            return self._made[1]
 
-    async def _in_slices(self) -> tuple[tuple[bytes, str], float]:
-        """The page, and the seconds of CPU that it took: a machine that stands still costs nothing."""
+    async def _in_slices(self) -> tuple[bytes, str]:
         parts, content_type = self._make()
-        made, cost, since = [], 0.0, time.thread_time()
+        made, since = [], time.thread_time()
         for part in parts:
             made.append(part)
-            if (taken := time.thread_time() - since) > self.SLICE_S:
-                cost += taken
+            if time.thread_time() - since > self.SLICE_S:
                 await asyncio.sleep(0)
                 since = time.thread_time()
-        cost += time.thread_time() - since
-        return (b"".join(made), content_type), cost
+        return b"".join(made), content_type
 
 
 class Callers:

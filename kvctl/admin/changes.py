@@ -1,6 +1,5 @@
 """The side of the admin API that changes something: each change has an actor and a line in the audit log."""
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +10,7 @@ from kvctl.admin.answers import ApiError, Callers, body_of, if_match, switch
 from kvctl.admin.desk import Change, Desk
 from kvctl.admin.forecasts import LOOK_BACK_S, dry_run
 from kvctl.admin.levels import LogLevels
+from kvctl.admin.pace import Pace
 from kvctl.admin.port import AdminPort
 from kvctl.admin.readings import with_revision
 from kvctl.control.journal import Journal
@@ -29,13 +29,21 @@ class Changes:
     """Overrides, traffic states, reload and log level."""
 
     def __init__(
-        self, port: AdminPort, desk: Desk, journal: Journal, levels: LogLevels, callers: Callers
+        self,
+        port: AdminPort,
+        desk: Desk,
+        journal: Journal,
+        levels: LogLevels,
+        *,
+        callers: Callers,
+        pace: Pace,
     ) -> None:
         self._port = port
         self._desk = desk
         self._journal = journal
         self._levels = levels
         self._callers = callers
+        self._pace = pace
 
     def routes(self) -> list[web.RouteDef]:
         """All of them."""
@@ -60,7 +68,7 @@ class Changes:
             change = self._desk.preview(knob, body["value"], if_match=wanted)
             stories, status = self._journal.last(LOOK_BACK_S), self._port.status()
             return with_revision(
-                await asyncio.to_thread(dry_run, change, status, stories, self._desk.revision)
+                await self._pace.in_thread(dry_run, change, status, stories, self._desk.revision)
             )
         made = await self._desk.set(
             await self._callers.of(request),

@@ -65,6 +65,11 @@ def engine(gate: GateStatus) -> Document:
     return shown | {"headroom_tokens": gate.headroom_tokens}
 
 
+def engines(daemon: DaemonStatus) -> Document:
+    """Every engine's gate."""
+    return {"engines": {name: engine(gate) for name, gate in daemon.engines.items()}}
+
+
 def gpu(sample: GpuSample, now: float) -> Document:
     """One card, with the age of its reading."""
     shown: Document = plain(sample)

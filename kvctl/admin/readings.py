@@ -1,15 +1,17 @@
 """The GET side of the admin API: nothing here changes anything."""
 
 import asyncio
+from collections.abc import Callable
 
 from aiohttp import web
 
 from kvctl.admin import documents
-from kvctl.admin.answers import ApiError, SharedPage, Turns, number, switch
+from kvctl.admin.answers import ApiError, OfNow, SharedPage, number, switch
 from kvctl.admin.desk import Desk
 from kvctl.admin.levels import LogLevels
-from kvctl.admin.port import AdminPort
+from kvctl.admin.port import AdminPort, DaemonStatus
 from kvctl.admin.stream import stream
+from kvctl.admin.turns import ASKED_AT
 from kvctl.control import decision_documents
 from kvctl.control.journal import Journal
 from kvctl.core.claim import Shape
@@ -24,14 +26,12 @@ MOST_TOKENS = 10**9
 class Readings:
     """Documents of the moment."""
 
-    def __init__(
-        self, port: AdminPort, desk: Desk, journal: Journal, levels: LogLevels, turns: Turns
-    ) -> None:
+    def __init__(self, port: AdminPort, desk: Desk, journal: Journal, levels: LogLevels) -> None:
         self._port = port
         self._desk = desk
         self._journal = journal
         self._levels = levels
-        self._turns = turns
+        self._state = OfNow(port.status)
         self._page = SharedPage(port.metrics)
 
     def routes(self) -> list[web.RouteDef]:
@@ -52,23 +52,33 @@ class Readings:
             web.get("/v1/metrics", self._metrics),
         ]
 
-    async def _status(self, _: web.Request) -> web.Response:
-        shown = documents.status(self._port.status(), self._desk.document())
-        return _json(shown | {"config": documents.plain(self._port.last_reload())})
+    async def _of_now(
+        self, request: web.Request, make: Callable[[DaemonStatus], documents.Document]
+    ) -> web.Response:
+        """A document of the state of now. All who wait for the same document get the same one."""
+        body = await self._state.body(
+            request.path, lambda status: decision_documents.encoded(make(status)), request[ASKED_AT]
+        )
+        return web.Response(body=body, content_type="application/json")
 
-    async def _budget(self, _: web.Request) -> web.Response:
-        return _json(documents.budget(self._port.status()))
+    async def _status(self, request: web.Request) -> web.Response:
+        return await self._of_now(request, self._everything)
 
-    async def _queue(self, _: web.Request) -> web.Response:
-        return _json(documents.queue(self._port.status()))
+    def _everything(self, status: DaemonStatus) -> documents.Document:
+        shown = documents.status(status, self._desk.document())
+        return shown | {"config": documents.plain(self._port.last_reload())}
 
-    async def _engines(self, _: web.Request) -> web.Response:
-        status = self._port.status()
-        return _json({"engines": {name: documents.engine(gate) for name, gate in status.engines.items()}})
+    async def _budget(self, request: web.Request) -> web.Response:
+        return await self._of_now(request, documents.budget)
 
-    async def _gpus(self, _: web.Request) -> web.Response:
-        status = self._port.status()
-        return _json(documents.gpus(status))
+    async def _queue(self, request: web.Request) -> web.Response:
+        return await self._of_now(request, documents.queue)
+
+    async def _engines(self, request: web.Request) -> web.Response:
+        return await self._of_now(request, documents.engines)
+
+    async def _gpus(self, request: web.Request) -> web.Response:
+        return await self._of_now(request, documents.gpus)
 
     async def _config(self, _: web.Request) -> web.Response:
         return _json(as_document(self._port.settings()))
@@ -82,7 +92,7 @@ class Readings:
         shown: list[documents.Document] = []
         for at in range(0, len(stories), _SLICE):
             shown += map(self._journal.document, stories[at : at + _SLICE])
-            await asyncio.sleep(0)  # the data plane has its turns in between
+            await asyncio.sleep(0)  # the rest in another turn
         file = self._journal.file_document()
         return _json({"decisions": shown, "remembered": len(self._journal.ring), "file": file})
 
@@ -111,9 +121,8 @@ class Readings:
     async def _level(self, _: web.Request) -> web.Response:
         return _json(self._levels.document())
 
-    async def _metrics(self, _: web.Request) -> web.Response:
-        page, content_type = await self._page.get()
-        await self._turns.take()
+    async def _metrics(self, request: web.Request) -> web.Response:
+        page, content_type = await self._page.get(request[ASKED_AT])
         return web.Response(body=page, headers={"Content-Type": content_type})
 
 

@@ -9,14 +9,16 @@ from typing import Protocol
 
 from aiohttp import web
 
-from kvctl.admin.answers import BODY_MAX, Callers, SharedPage, Turns, errors
+from kvctl.admin.answers import BODY_MAX, Callers, SharedPage, errors
 from kvctl.admin.changes import Changes
 from kvctl.admin.desk import Desk
 from kvctl.admin.levels import LogLevels
 from kvctl.admin.listeners import OwnedSocket, tcp_socket
+from kvctl.admin.pace import Pace
 from kvctl.admin.port import AdminPort, PublicPort
 from kvctl.admin.readings import Readings
 from kvctl.admin.serving import Served
+from kvctl.admin.turns import ASKED_AT, in_turns
 from kvctl.control.journal import Journal
 from kvctl.settings.units import Address
 
@@ -24,12 +26,12 @@ from kvctl.settings.units import Address
 class AdminApi:
     """Everything that the unix socket answers."""
 
-    def __init__(self, port: AdminPort, desk: Desk, journal: Journal) -> None:
+    def __init__(self, port: AdminPort, desk: Desk, journal: Journal, pace: Pace) -> None:
         self.levels = LogLevels(lambda: port.settings().log_level, lambda: port.settings().override_ttl_max)
         self._callers = Callers()
-        self._turns = Turns()
-        self._readings = Readings(port, desk, journal, self.levels, self._turns)
-        self._changes = Changes(port, desk, journal, self.levels, self._callers)
+        self._pace = pace
+        self._readings = Readings(port, desk, journal, self.levels)
+        self._changes = Changes(port, desk, journal, self.levels, callers=self._callers, pace=pace)
 
     def close(self) -> None:
         """Let threads and timers go."""
@@ -38,8 +40,7 @@ class AdminApi:
 
     def application(self) -> web.Application:
         """All routes."""
-        in_turn = self._turns.middleware(but={"/v1/metrics"})  # it takes its turn when the page is made
-        app = web.Application(middlewares=[errors, in_turn], client_max_size=BODY_MAX)
+        app = web.Application(middlewares=[in_turns(self._pace), errors], client_max_size=BODY_MAX)
         app.add_routes([*self._readings.routes(), *self._changes.routes()])
         return app
 
@@ -56,23 +57,19 @@ class Page(Protocol):
         ...
 
 
-_PROBES = frozenset({"/healthz", "/readyz"})  # they have turns of their own, and wait behind no crowd
-
-
 class PublicApi:
     """The handlers of the TCP port: read only."""
 
-    def __init__(self, port: PublicPort, more: Page | None = None) -> None:
+    def __init__(self, port: PublicPort, pace: Pace, more: Page | None = None) -> None:
         """``more`` is served beside the probes."""
         self._port = port
+        self._pace = pace
         self._more = more
         self._page = SharedPage(port.metrics)
-        self._turns, self._probes = Turns(), Turns()
 
     def application(self) -> web.Application:
         """All routes."""
-        in_turn = self._turns.middleware(but=_PROBES | {"/metrics"})  # it takes its turn when it is made
-        app = web.Application(middlewares=[errors, in_turn], client_max_size=BODY_MAX)
+        app = web.Application(middlewares=[in_turns(self._pace), errors], client_max_size=BODY_MAX)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/healthz", self._health)
         app.router.add_get("/readyz", self._ready)
@@ -81,17 +78,14 @@ class PublicApi:
             app.on_shutdown.append(self._more.close)
         return app
 
-    async def _metrics(self, _: web.Request) -> web.Response:
-        page, content_type = await self._page.get()
-        await self._turns.take()
+    async def _metrics(self, request: web.Request) -> web.Response:
+        page, content_type = await self._page.get(request[ASKED_AT])
         return web.Response(body=page, headers={"Content-Type": content_type})
 
     async def _health(self, _: web.Request) -> web.Response:
-        await self._probes.take()
         return web.Response(text="ok\n")
 
     async def _ready(self, _: web.Request) -> web.Response:
-        await self._probes.take()
         ready, sentence = self._port.readiness()
         return web.Response(text=f"{sentence}\n", status=200 if ready else 503)
 

@@ -8,6 +8,7 @@ from typing import Any
 from aiohttp import http_exceptions, web
 
 from kvctl import logs
+from kvctl.admin.pace import Flow
 
 SILENCE_S = 20.0  # longest that a caller may hold a connection without a word
 
@@ -32,7 +33,7 @@ class Connection(web.RequestHandler):
     silent by nature: ``listens`` takes it out, and whoever serves the stream answers for its end.
     """
 
-    __slots__ = ("_heard_at", "_silence", "listens")
+    __slots__ = ("_heard_at", "_silence", "flow", "listens")
 
     def __init__(self, server: web.Server, logger: logging.Logger) -> None:
         options: dict[str, Any] = {"logger": logger, "access_log": None}
@@ -40,6 +41,7 @@ class Connection(web.RequestHandler):
         self._heard_at = 0.0
         self._silence: asyncio.TimerHandle | None = None
         self.listens = False
+        self.flow = Flow()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A caller came."""

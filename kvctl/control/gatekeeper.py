@@ -2,6 +2,8 @@
 
 Law 1 ends here for the data plane: a ``LeaseHandle`` is a context manager that ends its lease exactly
 once, with ``cancelled`` if its owner left without a word.
+A stream's first token is told to its gate at once, those that follow together with the others' before
+anything else is: whoever asks the gate finds every token counted, and an event of a stream costs an addition.
 Law 2: ``admit`` hands the event to the gate and reads the verdict without an ``await`` between. One that the
 gate lets wait is charged when the gate starts it, and whoever left meanwhile gives it back at once.
 """
@@ -9,7 +11,7 @@ gate lets wait is charged when the gate starts it, and whoever left meanwhile gi
 import asyncio
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from kvctl import logs
 from kvctl.core.claim import Claim, Shape
@@ -31,19 +33,22 @@ log = logs.get("control.gatekeeper")
 
 VERDICTS = (Admit, Reject)
 Observer = Callable[[Command], None]
+Interest = tuple[Observer, tuple[type[Command], ...]]  # an observer, and what kinds it wants; (): all
 Recorder = Callable[[Event, list[Command], float], None]
 
 
 class LeaseHandle:
     """An admitted request's hold on the ledger. Use as a context manager; ``end`` it with the right word."""
 
-    __slots__ = ("_done", "_keeper", "claim", "request_id", "waited_s")
+    __slots__ = ("_begun", "_done", "_keeper", "_untold", "claim", "moved_at", "request_id", "waited_s")
 
     def __init__(
         self, keeper: "Gatekeeper", request_id: str, claim: Claim, waited_s: float | None = None
     ) -> None:
         self._keeper = keeper
-        self._done = False
+        self._begun = self._done = False
+        self._untold = 0  # tokens that the gate has not heard of
+        self.moved_at = 0.0  # when the last of them came
         self.request_id = request_id
         self.claim = claim
         self.waited_s = waited_s  # in the queue; None: it was let in at once
@@ -55,8 +60,21 @@ class LeaseHandle:
 
     def progress(self, tokens: int) -> None:
         """``tokens`` more output tokens were seen. After the end: ignored, the bytes are merely late."""
-        if not self._done:
+        if self._done:
+            return
+        if not self._begun:
+            self._begun = True
             self._keeper.progressed(self.request_id, tokens)
+            return
+        self.moved_at = self._keeper.clock()
+        if not self._untold:
+            self._keeper.moved.append(self)
+        self._untold += tokens
+
+    def take_untold(self) -> int:
+        """The tokens that its gate is now told of."""
+        untold, self._untold = self._untold, 0
+        return untold
 
     def end(
         self, reason: EndReason, *, output_tokens: int | None = None, prompt_tokens: int | None = None
@@ -65,6 +83,11 @@ class LeaseHandle:
         if not self._done:
             self._done = True
             self._keeper.handle(Ended(self.request_id, reason, output_tokens, prompt_tokens))
+
+    def give_to(self, make: "Callable[[Gatekeeper, str, Claim, float | None], Handle]") -> "Handle":
+        """Another handle for the lease, which alone ends it from now on."""
+        self._done = True
+        return make(self._keeper, self.request_id, self.claim, self.waited_s)
 
     def __enter__(self) -> Self:
         return self
@@ -75,16 +98,35 @@ class LeaseHandle:
         self.end(EndReason.CANCELLED)
 
 
+Handle = TypeVar("Handle", bound=LeaseHandle)
+
+
 class Gatekeeper:
     """Feeds the gate and carries its commands to whoever observes (metrics, logs, events)."""
 
     def __init__(self, gate: Gate, clock: Callable[[], float], observers: Iterable[Observer] = ()) -> None:
-        self.gate = gate
-        self._clock = clock
-        self._observers: list[tuple[Observer, tuple[type[Command], ...]]] = [(each, ()) for each in observers]
+        self._gate = gate
+        self.clock = clock
+        self.moved: list[LeaseHandle] = []  # with tokens that the gate has not heard of
+        self._observers: list[Interest] = [(each, ()) for each in observers]
         self._audience: dict[type[Command], list[Observer]] = {}  # made as commands of a kind come
         self._recorders: list[Recorder] = []
         self._waiting: dict[str, asyncio.Future[LeaseHandle | Reject]] = {}
+
+    @property
+    def gate(self) -> Gate:
+        """The gate, as everything that came so far leaves it."""
+        if self.moved:
+            self._catch_up()
+        return self._gate
+
+    def _catch_up(self) -> None:
+        moved, self.moved = self.moved, []
+        moved.sort(key=_moved_at)
+        for lease in moved:
+            commands = self._gate.handle(Progressed(lease.request_id, lease.take_untold()), lease.moved_at)
+            if commands:
+                self._tell(commands)
 
     def record(self, recorder: Recorder) -> None:
         """Show events with their commands and their time to ``recorder`` from now on.
@@ -100,20 +142,21 @@ class Gatekeeper:
 
     def progressed(self, request_id: str, tokens: int) -> None:
         """More output of a request was seen."""
-        commands = self.gate.handle(Progressed(request_id, tokens), self._clock())
+        commands = self.gate.handle(Progressed(request_id, tokens), self.clock())
         if commands:
             self._tell(commands)
 
     def handle(self, event: Event) -> list[Command]:
         """Hand one event to the gate; returns its commands after the observers saw them."""
-        now = self._clock()
+        now = self.clock()
         commands = self.gate.handle(event, now)
         for recorder in self._recorders:
             try:
                 recorder(event, commands, now)
             except Exception:
                 log.exception("a recorder failed; what the gate decided stands")
-        self._tell(commands)
+        if commands:
+            self._tell(commands)
         return commands
 
     def _tell(self, commands: list[Command]) -> None:
@@ -179,3 +222,7 @@ class Gatekeeper:
     def connect_failed(self) -> None:
         """The data plane could not reach the engine."""
         self.handle(ConnectFailed())
+
+
+def _moved_at(lease: LeaseHandle) -> float:
+    return lease.moved_at

@@ -2,9 +2,11 @@
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from kvctl import logs
+from kvctl.control.gatekeeper import Interest
 from kvctl.core.events import (
     BudgetChanged,
     Command,
@@ -21,11 +23,9 @@ log = logs.get("gate")
 _OURS = frozenset({EndReason.CANCELLED})  # ends that only a defect of kvctl brings about
 
 
-def tell(command: Command, *, engine: str | None = None) -> None:
-    """Log what ``command`` says, where it says something to on-call; ``engine``: whose, of several."""
-    teller = _TELLERS.get(type(command))
-    if teller is not None:
-        teller(engine, command)
+def tellers(engine: str | None = None) -> list[Interest]:
+    """What logs the commands that say something to on-call, each kind's; ``engine``: whose, of several."""
+    return [(partial(teller, engine), (kind,)) for kind, teller in _TELLERS.items()]
 
 
 def _say(engine: str | None, level: int, word: str, sentence: str, **fields: object) -> None:

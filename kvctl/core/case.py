@@ -1,28 +1,44 @@
 """A request while it is being judged, and what stands in its way."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvctl.core.claim import Claim
 from kvctl.core.events import Arrived
 from kvctl.core.outcomes import Priority, RejectReason
+from kvctl.core.records import record
 from kvctl.core.sharing import Candidate
 from kvctl.core.survival import Key
 
 
 @dataclass(slots=True, eq=False)
 class Case:
-    """One request with its claim and its curve. ``peak`` and ``alone`` are as last judged, KV tokens."""
+    """One request with its claim and, once it is asked for, its curve: ``draw`` makes it.
+
+    ``peak``, ``alone`` and ``cached`` are as last judged, KV tokens. ``bounded``: ``peak`` is what the peak
+    is at most, and nobody looked at the curve.
+    """
 
     event: Arrived
     asked: Claim
     key: Key
-    candidate: Candidate
+    draw: Callable[[Claim, Key], Candidate]
     static: bool  # worst cases count
     tenant: str = ""  # by whose rule it goes; "" where none are told apart
     priority: Priority = Priority.NORMAL
     peak: float = 0.0
     alone: bool = False
+    bounded: bool = False
+    cached: int = 0
     _own: float = -1.0
+    _candidate: Candidate | None = None
+
+    @property
+    def candidate(self) -> Candidate:
+        """Its curve."""
+        if self._candidate is None:
+            self._candidate = self.draw(self.asked, self.key)
+        return self._candidate
 
     @property
     def own(self) -> float:
@@ -33,7 +49,7 @@ class Case:
         return self._own
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Obstacle:
     """Why it cannot start now, and what has to go first, in one of three measures.
 

@@ -7,16 +7,17 @@ Each of the (prompts x n) sequences with prompt ``p`` and allowed output ``m`` c
 default for the route; either is held to ``context - p``, since the engine generates no further.
 """
 
-from dataclasses import dataclass
+from dataclasses import field
 
 from kvctl.core.outcomes import RejectReason
+from kvctl.core.records import record
 
 Prefix = tuple[tuple[int, int], ...]
 """How a prompt begins: ``(tokens, hash)`` at some borders, tokens rising. Equal hashes mean equal beginnings
 of that many tokens."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class Shape:
     """What a request asks of the engine, counted in tokens.
 
@@ -43,7 +44,7 @@ class Shape:
             raise ValueError(f"not a request shape: {self}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class Limits:
     """What bounds a single request on one rank. None: not known."""
 
@@ -56,7 +57,7 @@ class Limits:
     unknown_output: int = 4096  # worst case of an unlimited request where neither context nor pool is known
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class Claim:
     """Worst case of a request: per prompt its length and allowed output, ``n`` sequences of each.
 
@@ -70,11 +71,10 @@ class Claim:
     block: int
     tokens: int
     prefixes: tuple[Prefix, ...] = ()
+    sequences: int = field(init=False)  # that the engine will run for this request
 
-    @property
-    def sequences(self) -> int:
-        """Sequences that the engine will run for this request."""
-        return len(self.prompts) * self.n
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sequences", len(self.prompts) * self.n)
 
     @property
     def largest_sequence(self) -> int:
@@ -83,7 +83,7 @@ class Claim:
         return max(round_up(p + m, self.block) for p, m in pairs)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class NeverFits:
     """The proof behind a 400: what was needed, the limit, and the largest output limit that would fit."""
 
@@ -114,13 +114,15 @@ def _unlimited_output(shape: Shape, prompt: int, limits: Limits) -> int:
     """No limit sent, none by default: the rest of the context, or of the pool where that is smaller."""
     bounds = [limits.context - prompt] if limits.context is not None else []
     if limits.rank_capacity is not None:
-        bounds.append(_output_that_fits_pool(shape, limits))
+        bounds.append(_output_that_fits_pool(shape, limits, limits.rank_capacity))
     return max(min(bounds), 0) if bounds else limits.unknown_output
 
 
-def _output_that_fits_pool(shape: Shape, limits: Limits) -> int:
+def _output_that_fits_pool(shape: Shape, limits: Limits, capacity: int) -> int:
     """Largest output per sequence with which all sequences fit one rank's pool; 0: none would."""
-    capacity = limits.rank_capacity or 0
+    if len(shape.prompts) == 1:
+        each = capacity // (limits.block * shape.n) * limits.block
+        return max(each - shape.prompts[0], 0)
     low, high = 0, capacity
     while low < high:
         middle = (low + high + 1) // 2
@@ -135,28 +137,49 @@ def claim(shape: Shape, limits: Limits) -> Claim:
     A prompt that was only bounded holds no more than the context: the engine refuses what is longer. Without
     that a long text whose tokens nobody counted would be told to come back later for ever.
     """
-    prompts = shape.prompts
+    prompts, block = shape.prompts, limits.block
     if not shape.exact and limits.context is not None:
-        prompts = tuple(min(prompt, limits.context) for prompt in prompts)
-    outputs = tuple([allowed_output(shape, prompt, limits) for prompt in prompts])
-    each = [round_up(p + m, limits.block) for p, m in zip(prompts, outputs, strict=True)]
+        prompts = tuple([min(prompt, limits.context) for prompt in prompts])
+    if len(prompts) == 1:  # nearly all
+        output = allowed_output(shape, prompts[0], limits)
+        outputs: tuple[int, ...] = (output,)
+        tokens = -(-(prompts[0] + output) // block) * block
+    else:
+        outputs = tuple([allowed_output(shape, prompt, limits) for prompt in prompts])
+        tokens = sum([round_up(p + m, block) for p, m in zip(prompts, outputs, strict=True)])
     return Claim(
         prompts=prompts,
         outputs=outputs,
         n=shape.n,
-        block=limits.block,
-        tokens=sum(each) * shape.n,
+        block=block,
+        tokens=tokens * shape.n,
         prefixes=shape.prefixes if len(shape.prefixes) == len(prompts) else (),
     )
 
 
 def never_fits(shape: Shape, limits: Limits) -> NeverFits | None:
     """The proof that no state of the engine could ever serve ``shape``, or None."""
-    if not shape.exact:
+    if not shape.exact or _surely_fits(shape, limits):
         return None
     proofs = [proof for rule in _RULES if (proof := rule(shape, limits)) is not None]
     # The tightest limit is the one to name: a caller who obeys another is refused again.
     return min(proofs, key=lambda proof: proof.limit_tokens) if proofs else None
+
+
+def _surely_fits(shape: Shape, limits: Limits) -> bool:
+    """Nearly all, in a few comparisons: all that it may come to is within every limit. False: not known."""
+    asked, context, most = shape.asked_output, limits.context, limits.max_context
+    prompt = shape.prompts[0] if len(shape.prompts) == 1 else max(shape.prompts)
+    if asked is not None:
+        needed = whole = prompt + (asked or 1)
+    elif context is not None:
+        needed, whole = prompt + 1, context  # the engine stops there
+    else:
+        return False
+    if (context is not None and needed > context) or (most is not None and needed > most):
+        return False
+    capacity = limits.rank_capacity
+    return capacity is None or not limits.capacity_exact or whole <= capacity // limits.block * limits.block
 
 
 def _beyond_context(shape: Shape, limits: Limits) -> NeverFits | None:

@@ -6,9 +6,9 @@ traffic again (when it came, what it asked, how long its answer was) and to say 
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from kvctl.core.outcomes import Decision, EndReason, EngineState, Limit, Policy, Pressure, RejectReason
+from kvctl.core.records import record
 
 LIMIT_OF: dict[RejectReason, Limit] = {
     RejectReason.KV_BUDGET: Limit.KV_BUDGET,
@@ -19,7 +19,7 @@ LIMIT_OF: dict[RejectReason, Limit] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class Scales:
     """What the request was weighed against, at that moment. KV tokens and shares of one."""
 
@@ -34,7 +34,7 @@ class Scales:
     leases: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class Asked:
     """What came in. ``tenant`` is a digest; ``asked_output`` None: the caller set no limit."""
 
@@ -55,7 +55,7 @@ class Asked:
         return sum(self.prompts)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class DecisionRecord:
     """One decision. ``at`` is monotonic seconds, ``waited_s`` the time in the queue before it."""
 
@@ -90,7 +90,7 @@ class DecisionRecord:
         return None if self.reason is None else LIMIT_OF.get(self.reason)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class EndRecord:
     """How an admitted request ended. ``prompt_tokens`` None: the engine did not say."""
 
@@ -109,7 +109,7 @@ class EndRecord:
 Entry = DecisionRecord | EndRecord
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Story:
     """A decision and, where it is over, its end."""
 

@@ -9,7 +9,7 @@ What may be in flight is the supply side; the gate puts the two together.
 from kvctl.core.claim import Claim
 from kvctl.core.events import Ended
 from kvctl.core.forecast import Curve, Forecast
-from kvctl.core.frailty import FORGOTTEN, Frailty
+from kvctl.core.frailty import FORGOTTEN, Frailty, watchable
 from kvctl.core.guards import Guards
 from kvctl.core.ledger import EndedLease, Lease, Ledger
 from kvctl.core.outcomes import EndReason, Policy
@@ -41,12 +41,19 @@ class Demand:
         """What a request of class ``key`` would hold, and what it would add to what is in flight."""
         return self._sharing.candidate(asked, key)
 
-    def open(self, lease: Lease, forecast: Candidate, now: float) -> None:
-        """Charge a lease, with the curve that it was judged by."""
-        lease.cached_tokens = self._sharing.weigh(forecast, lease.claim).cached
+    def open(self, lease: Lease, forecast: Candidate | None, now: float) -> None:
+        """Charge a lease, with the curve that it was judged by; None: it was judged by ``most_with``."""
+        sharing = self._sharing
+        if forecast is None and sharing.must_draw(lease.claim):
+            forecast = sharing.candidate(lease.claim, lease.key)
+        if forecast is not None:
+            lease.cached_tokens = sharing.weigh(forecast, lease.claim).cached
         self.ledger.open(lease)
         self.guards.prefill.admitted(lease, now)
-        self._sharing.opened(lease, forecast)
+        if forecast is None:
+            sharing.opened_unseen(lease)
+        else:
+            sharing.opened(lease, forecast)
 
     def share(self, *, sharing: bool) -> None:
         """Believe from now on that the engine keeps common prefixes once, or that it does not."""
@@ -59,11 +66,13 @@ class Demand:
             lease.first_token_at = now
             self._pace.first_token(now - lease.admitted_at)
             self.guards.prefill.first_token(lease, now)
-            self.ledger.prefixes.computed(lease.id, lease.claim)
+            if self.ledger.sharing:
+                self.ledger.prefixes.computed(lease.id, lease.claim)
         lease.last_token_at = now
-        tokens = events * self._pace.tokens_per_event
+        pace = self._pace
+        pace.events += events
+        tokens = events * pace.tokens_per_event
         lease.output_tokens += tokens
-        self._pace.events_seen(events)
         return tokens
 
     def ended(self, event: Ended, now: float) -> tuple[EndedLease, float]:
@@ -86,13 +95,13 @@ class Demand:
         One that nobody counted (no usage, and a stream in a form that could not be read) is a guess: at risk
         that far, but no answer of that length.
         """
-        lease = record.lease
-        self.frailty.ended(lease, self._table(lease), finished=record.reason is EndReason.FINISHED)
-        natural = record.reason in NATURAL
+        lease, reason = record.lease, record.reason
+        if watchable(lease):
+            self.frailty.ended(lease, self._table(lease), finished=reason is EndReason.FINISHED)
         counted = counted or (lease.streaming and lease.first_token_at is not None)
-        finished = record.reason is EndReason.FINISHED and counted
+        finished = reason is EndReason.FINISHED and counted
         if finished or record.output_tokens > 0:
-            allowed = max(lease.claim.outputs) if natural and counted else None
+            allowed = lease.longest if counted and reason in NATURAL else None
             self._survival.ended(lease.key, lease.output_per_sequence, finished=finished, allowed=allowed)
 
     # --- telemetry and time -------------------------------------------------------------------------
@@ -115,7 +124,7 @@ class Demand:
         self._advance_silent(now)
         self._compare_with_history(now)
         self._rebuild_forecast()
-        self.residuals.tick(self.ledger, self._forecast.sum, self.seconds_per_step, now)
+        self.residuals.tick(self.ledger, self._forecast.sum, now)
         self.guards.decode.adjust(self.ledger, self.ledger.sequences, now)
 
     def _compare_with_history(self, now: float) -> None:
@@ -125,7 +134,7 @@ class Demand:
             self._survival.forget(FORGOTTEN)
 
     def _table(self, lease: Lease) -> Table:
-        return self._survival.table(lease.key, max(lease.claim.outputs))
+        return self._survival.table(lease.key, lease.longest)
 
     def _advance_silent(self, now: float) -> None:
         """Non-streaming leases show nothing until their end: they advance at the measured pace."""
@@ -146,12 +155,13 @@ class Demand:
         for lease in self.ledger:
             in_flight.setdefault(lease.key, []).append(lease.output_per_sequence)
         self._survival.refresh(in_flight)
-        self._sharing.rebuild()
+        self._sharing.tick()
 
     # --- readings -----------------------------------------------------------------------------------
 
     def in_flight(self) -> Curve:
         """What is in flight will hold so much, step by step."""
+        self._sharing.draw()
         return self._forecast.sum
 
     @property
@@ -167,7 +177,7 @@ class Demand:
     def peak(self, policy: Policy) -> float:
         """Forecast peak of what is in flight (policy static: its claims), KV tokens."""
         own = float(self.ledger.claimed_tokens)
-        return own if policy is Policy.STATIC else min(own, self._forecast.peak())
+        return own if policy is Policy.STATIC else min(own, self._sharing.peak())
 
     def peak_with(self, asked: Claim, candidate: Candidate, policy: Policy) -> float:
         """The same, were ``candidate`` admitted too.
@@ -176,7 +186,16 @@ class Demand:
         """
         self._sharing.weigh(candidate, asked)
         own = float(self.ledger.claimed_tokens + asked.tokens - candidate.saved)
-        return own if policy is Policy.STATIC else min(own, self._forecast.peak_with(candidate.adds))
+        return own if policy is Policy.STATIC else min(own, self._sharing.peak_with(candidate))
+
+    def most_with(self, asked: Claim, key: Key) -> float:
+        """What the forecast peak is at most, were such a request admitted too: no curve is looked at."""
+        own = self.ledger.claimed_tokens + asked.tokens
+        return min(self._sharing.newcomers.peak_with(asked, key), float(own))
+
+    def cached(self, asked: Claim, key: Key) -> int:
+        """Prompt tokens of a request that the engine has computed for others in flight."""
+        return self._sharing.cached(asked, key) if asked.prefixes else 0
 
     def engine_owes(self, *, looks_empty: bool) -> bool:
         """Whether the engine has something to do for us: without that, standing still is no wedge.

@@ -63,12 +63,19 @@ class EngineView:
         self._failed_cards: set[str] = set()
         self._failed_at = float("-inf")
         self._cards_named: bool | None = None
+        self._faulty = self._asleep = False  # by the cards, by the last page
 
     # --- what comes in ------------------------------------------------------------------------------
+
+    @property
+    def stall_timeout_s(self) -> float:
+        """In force now."""
+        return self._config.stall_timeout_s
 
     def reconfigured(self, config: ViewConfig) -> None:
         """Other times from now on."""
         self._config = config
+        self._faulty = self._has_broken_card()
 
     def scraped(self, samples: tuple[RankSample, ...], now: float) -> Moved:
         """A page came. Returns what moved since the page before."""
@@ -86,7 +93,8 @@ class EngineView:
             self._tokens_since_move = 0.0
             self._stuck = None
         if restarted:
-            self._failed_cards.clear()
+            self._cards_well()
+        self._asleep = any(sample.awake is False for sample in samples)
         self.samples, self.sampled_at, self._fault = samples, samples[0].at, None
         self._contacted(now)
         return moved
@@ -123,16 +131,18 @@ class EngineView:
                 self._ecc[card.uuid] = errors
         self._cards = frozenset(card.uuid for card in cards)
         self._broken_cards = frozenset(card.uuid for card in cards if card.lost)
+        self._faulty = self._has_broken_card()
 
     def cards_failed(self, uuids: Sequence[str], now: float) -> None:
         """The driver told of an error that ends all work on these cards: a fault until it restarts."""
         self._failed_cards.update(uuids)
         self._failed_at = now
+        self._faulty = self._has_broken_card()
 
     def token_seen(self, tokens: float, now: float) -> None:
         """A token came through the data plane."""
         if self._failed_cards and len(self.samples) <= 1 and now - self._failed_at > SURVIVED_S:
-            self._failed_cards.clear()  # law 10: what was ended was another's work on that card
+            self._cards_well()  # law 10: what was ended was another's work on that card
         self._token_at = now
         self._tokens_since_move += tokens
         self._stuck = None
@@ -175,19 +185,25 @@ class EngineView:
 
     def state(self, now: float) -> EngineState:
         """The state in force; the first rule that holds wins."""
-        if self._has_broken_card():
+        if self._faulty:
             return EngineState.FAULT
         if self._refused >= REFUSED_IN_A_ROW:
             return EngineState.UNREACHABLE
         if self._contact_at is None:
             return EngineState.STARTING
-        if any(s.awake is False for s in self.samples):
+        if self._asleep:
             return EngineState.ASLEEP
-        self._judge_progress(now)
+        if self._stuck is None and self._busy_since is not None:
+            self._judge_progress(now, self._busy_since)
         if self._stuck is None:
             return self._telemetry_state(now)
         on_trial = now - self._tried_at > self._config.stall_timeout_s
         return EngineState.TRIAL if on_trial else self._stuck
+
+    def _cards_well(self) -> None:
+        """What the driver told of them is over."""
+        self._failed_cards.clear()
+        self._faulty = self._has_broken_card()
 
     def _has_broken_card(self) -> bool:
         """Of cards that nobody named as the engine's, one broken among good ones may well be another's."""
@@ -209,12 +225,10 @@ class EngineView:
             return EngineState.UP
         return EngineState.LATE if age <= self._config.stale_after_s else EngineState.STALE
 
-    def _judge_progress(self, now: float) -> None:
+    def _judge_progress(self, now: float, busy_since: float) -> None:
         """With requests in flight and no token for the stall timeout: is it stuck, or only slow?"""
-        if self._stuck is not None or self._busy_since is None or self._contact_at is None:
-            return
         long_ago = now - self._config.stall_timeout_s
-        if max(self._busy_since, self._token_at) >= long_ago:
+        if busy_since >= long_ago or self._token_at >= long_ago or self._contact_at is None:
             return
         if self._contact_at < long_ago:
             self._stuck = EngineState.UNREACHABLE
@@ -228,7 +242,7 @@ class EngineView:
 
     def _contacted(self, now: float) -> None:
         if self._refused >= REFUSED_IN_A_ROW:  # it was down: this is another process
-            self._failed_cards.clear()
+            self._cards_well()
             self._moved_at, self._stuck = now, None
         if self._stuck is EngineState.UNREACHABLE:
             self._stuck = None

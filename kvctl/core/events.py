@@ -3,7 +3,6 @@
 Every event is handled by ``Gate.handle(event, now) -> list[Command]``; the outside carries commands out.
 """
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvctl.core.claim import Claim, Shape
@@ -20,6 +19,7 @@ from kvctl.core.outcomes import (
     RejectReason,
     SourceFault,
 )
+from kvctl.core.records import record
 from kvctl.core.telemetry import EngineInfo, GpuSample, RankSample
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # --- events -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Arrived:
     """A counted request asks to be let in.
 
@@ -42,14 +42,14 @@ class Arrived:
     body_bytes: int = 0  # what is held in memory for it while it waits
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Abandoned:
     """Whoever waited in the queue is gone."""
 
     request_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Progressed:
     """Tokens of a streaming answer were seen (``tokens`` more than before, over all its sequences)."""
 
@@ -57,7 +57,7 @@ class Progressed:
     tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Ended:
     """A lease's request is over. Counts are the engine's own usage figures where it gave them."""
 
@@ -67,7 +67,7 @@ class Ended:
     prompt_tokens: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Scraped:
     """A metrics page came: one sample per rank (at least one). ``asked_at`` is when it was asked for."""
 
@@ -75,26 +75,26 @@ class Scraped:
     asked_at: float
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ScrapeFailed:
     """A metrics poll brought nothing."""
 
     fault: SourceFault
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class EngineDescribed:
     """``/v1/models`` (or the engine's like) answered: the engine is reachable."""
 
     info: EngineInfo
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ConnectFailed:
     """The data plane could not connect to the engine."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class GpusRead:
     """The cards of this engine were read.
 
@@ -105,28 +105,28 @@ class GpusRead:
     named: bool | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class GpuReadFailed:
     """NVML brought nothing."""
 
     fault: SourceFault
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CardsFailed:
     """The driver told of an error that ends all work on these cards, by UUID."""
 
     uuids: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CapacityPlanned:
     """The planner's figure: KV tokens that a rank has at least; None: it cannot say."""
 
     tokens: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class KnobsChanged:
     """The values in force of the knobs that on-call may move."""
 
@@ -134,21 +134,21 @@ class KnobsChanged:
     policy: Policy
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Reconfigured:
     """Settings were read again, or a knob was moved: what is in force from now on."""
 
     config: "GateConfig"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class DrainChanged:
     """Drain began (nothing new is admitted) or was called off."""
 
     draining: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Ticked:
     """The control loop's beat: budget and forecast are recomputed."""
 
@@ -175,7 +175,7 @@ Event = (
 # --- commands ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Admit:
     """Let it in; its lease is charged already (law 2)."""
 
@@ -189,7 +189,7 @@ class Admit:
     priority: Priority = Priority.NORMAL
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Reject:
     """Refuse it. ``retry_after_s`` None on what can never fit."""
 
@@ -213,7 +213,7 @@ class Reject:
         return DECISION_OF[self.reason]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Queued:
     """It waits. Nothing is charged for it; an Admit or a Reject follows."""
 
@@ -223,7 +223,7 @@ class Queued:
     starts_in_s: float  # by the forecast
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LeftQueue:
     """A request is out of the queue without an answer: its caller is gone."""
 
@@ -232,14 +232,14 @@ class LeftQueue:
     waited_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LeaseEnded:
     """A lease was taken off the ledger."""
 
     record: EndedLease
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class BudgetChanged:
     """The budget moved: by more than a hundredth of capacity, or at all where margin or capacity did."""
 
@@ -249,7 +249,7 @@ class BudgetChanged:
     sentence: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StateChanged:
     """The engine's state changed."""
 
@@ -258,14 +258,14 @@ class StateChanged:
     sentence: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class EngineRestarted:
     """Counters fell or the engine's start time moved: it is another process now."""
 
     rank: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Noted:
     """Something that on-call should be able to read in the log once."""
 

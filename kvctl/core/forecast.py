@@ -23,10 +23,11 @@ from functools import cache
 from itertools import zip_longest
 from math import sqrt
 from operator import add, mul, sub
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvctl.core.claim import Claim, round_up
-from kvctl.core.survival import LONGEST, STEPS, Table
+from kvctl.core.slots import LONGEST
+from kvctl.core.survival import STEPS, Table
 
 Z = 2.0
 RHO = 0.03
@@ -54,18 +55,70 @@ class Curve:
         self.squares = squares
         self.most = most
 
-    def peak(self) -> float:
-        """Forecast peak of this curve, KV tokens."""
+    def point(self, node: int) -> "Point":
+        """What it is there."""
+        if node >= len(self.means):
+            return _NOWHERE
+        return Point(self.means[node], self.spreads[node], self.squares[node], self.most[node])
+
+    def crest(self) -> "Crest":
+        """Where it is highest, KV tokens."""
         apart, common = 1.0 - RHO, RHO
-        heights = [
-            min(mean + Z * sqrt(variance), most)
+        tall = [
+            mean + Z * sqrt(variance)
             if (variance := apart * square + common * spread * spread) > 0.0
             else mean
-            for mean, spread, square, most in zip(
-                self.means, self.spreads, self.squares, self.most, strict=True
-            )
+            for mean, spread, square in zip(self.means, self.spreads, self.squares, strict=True)
         ]
-        return max(heights, default=0.0)
+        if not tall:
+            return _FLAT
+        heights = list(map(min, tall, self.most))
+        peak = max(heights)
+        return Crest(peak, heights.index(peak), max(tall), max(self.most))
+
+    def peak(self) -> float:
+        """Forecast peak of this curve, KV tokens."""
+        return self.crest().peak
+
+
+class Crest(NamedTuple):
+    """The peak of a curve, its node, and the highest of the two that it is the lesser of, each by itself.
+
+    ``tall`` is mean and spread, ``most`` what all can hold. Both of a sum are at most the sums of its parts'
+    (a spread is a norm, whatever the correlation); the peak, as the lesser of the two, is not.
+    """
+
+    peak: float
+    node: int
+    tall: float
+    most: float
+
+
+class Point(NamedTuple):
+    """A curve at one node."""
+
+    mean: float
+    spread: float
+    square: float
+    most: float
+
+    def height(self) -> float:
+        """What is forecast there, KV tokens."""
+        variance = (1.0 - RHO) * self.square + RHO * self.spread * self.spread
+        return min(self.mean + Z * sqrt(variance), self.most) if variance > 0.0 else self.mean
+
+    def plus(self, other: "Point", times: float = 1.0) -> "Point":
+        """With another curve put on so many times; -1: taken off."""
+        return Point(
+            self.mean + times * other.mean,
+            self.spread + times * other.spread,
+            self.square + times * other.square,
+            self.most + times * other.most,
+        )
+
+
+_FLAT = Crest(0.0, 0, 0.0, 0.0)
+_NOWHERE = Point(0.0, 0.0, 0.0, 0.0)
 
 
 def curve(
@@ -104,6 +157,18 @@ def _scaled(held: list[float] | list[int], left: int, table: Table, shown: int, 
 def _nodes_within(left: int) -> int:
     """How many nodes lie before the last of ``left`` tokens; the present always does."""
     return bisect_left(STEPS, left) or 1
+
+
+def at_node(claim: Claim, table: Table, node: int) -> Point:
+    """The curve of a request of one prompt that has shown nothing, at one node."""
+    prompt, cap, sequences = claim.prompts[0], claim.outputs[0], claim.n
+    last = _nodes_within(cap) - 1
+    if node > last:
+        return _NOWHERE
+    alive, spread = table.ahead(0, last + 1)
+    held = round_up(prompt + (cap if node == last else _INTERVAL_ENDS[node]), claim.block)
+    wide = held * spread[node]
+    return Point(sequences * held * alive[node], sequences * wide, sequences * wide * wide, sequences * held)
 
 
 def alive(
@@ -209,63 +274,105 @@ def _minus(whole: Curve, part: Curve) -> Curve:
     )
 
 
+_NOTHING = Curve([], [], [], [])
+
+
 class Forecast:
     """The sum of the curves of all leases, rebuilt every tick; between ticks curves are put on and taken off.
 
-    What is taken off is exactly the curve that was put on, so nothing drifts for longer than a tick.
+    What is taken off is exactly the curve that was put on, so nothing drifts for longer than a tick. It is
+    taken off the sum when that is next read; at the node of the last peak it is seen at once.
     """
 
     def __init__(self) -> None:
         self._curves: dict[Any, Curve] = {}
-        self._sum = Curve([], [], [], [])
-        self._peak: float | None = 0.0
-        self._tried: tuple[Curve, Curve, Curve, float] | None = None  # sum, candidate, both, their peak
+        self._sum = _NOTHING
+        self._gone: list[Curve] = []  # of the sum
+        self._crest: Crest | None = _FLAT  # of the sum, None: not known
+        self.node = 0  # where the peak was when it was last read
+        self._point = _NOWHERE  # the sum there now
+        self._tried: tuple[Curve, Curve, Curve, Crest] | None = None  # sum, candidate, both, their crest
 
     def rebuild(self, curves: dict[Any, Curve]) -> None:
         """Replace all curves."""
         self._curves = curves
         self._sum = total(list(curves.values()))
-        self._peak = None
+        self._gone.clear()
+        self._crest = None
+        self._point = self._sum.point(self.node)
 
-    def add(self, key: Hashable, one: Curve) -> None:
-        """Put on the curve of a lease just admitted."""
+    def add(self, key: Hashable, one: Curve) -> bool:
+        """Put on the curve of a lease just admitted; whether the peak with it is known already."""
+        whole = self.sum
         self._curves[key] = one
-        tried = self._tried
-        if tried is not None and tried[0] is self._sum and tried[1] is one:
-            self._sum, self._peak = tried[2], tried[3]
-        else:
-            self._sum, self._peak = _plus(self._sum, one), None
-        self._tried = None
+        tried, self._tried = self._tried, None
+        if tried is not None and tried[0] is whole and tried[1] is one:
+            self._read(tried[2], tried[3])
+            return True
+        self._sum, self._crest = _plus(whole, one), None
+        self._point = self._point.plus(one.point(self.node))
+        return False
 
     def remove(self, key: Hashable) -> float:
-        """Take off the curve of a lease that ended; returns by how much the peak fell, in KV tokens."""
-        before = self.peak()
-        self.replace(key, None)
-        return before - self.peak()
+        """Take off the curve of a lease that ended.
+
+        Returns by how much the forecast fell where its peak was, in KV tokens.
+        """
+        old = self._curves.pop(key, None)
+        if old is None:
+            return 0.0
+        self._gone.append(old)
+        self._crest = None
+        before = self._point
+        self._point = before.plus(old.point(self.node), -1.0) if self._curves else _NOWHERE
+        return before.height() - self._point.height()
+
+    @property
+    def level(self) -> float:
+        """What is forecast where the peak was when it was last read, KV tokens."""
+        return self._point.height()
+
+    def beside(self, part: Point) -> float:
+        """How much higher ``part`` makes the forecast where the peak was, KV tokens."""
+        return self._point.plus(part).height() - self._point.height()
 
     def replace(self, key: Hashable, one: Curve | None) -> None:
         """Put ``one`` in the place of what stands under ``key``, if anything does; None: nothing."""
-        old = self._curves.pop(key, None)
-        if old is not None:
-            self._sum = _minus(self._sum, old) if self._curves else Curve([], [], [], [])
-            self._peak = None
+        self.remove(key)
         if one is not None:
             self.add(key, one)
 
     @property
     def sum(self) -> Curve:
         """The curve of all leases together."""
+        if self._gone:
+            gone = self._gone[0] if len(self._gone) == 1 else total(self._gone)
+            self._sum = _minus(self._sum, gone) if self._curves else _NOTHING
+            self._gone.clear()
         return self._sum
+
+    @property
+    def crest(self) -> Crest:
+        """The peak of what is in flight, KV tokens."""
+        return self._crest or self._read(self.sum, self.sum.crest())
+
+    def _read(self, whole: Curve, crest: Crest) -> Crest:
+        self._sum, self._crest, self.node = whole, crest, crest.node
+        self._point = whole.point(crest.node)
+        return crest
 
     def peak(self) -> float:
         """Forecast peak of what is in flight, KV tokens."""
-        if self._peak is None:
-            self._peak = self._sum.peak()
-        return self._peak
+        return self.crest.peak
+
+    def crest_with(self, candidate: Curve) -> Crest:
+        """The same, were ``candidate`` admitted too; if it then is, nothing is summed anew."""
+        whole = self.sum
+        both = _plus(whole, candidate)
+        crest = both.crest()
+        self._tried = whole, candidate, both, crest
+        return crest
 
     def peak_with(self, candidate: Curve) -> float:
-        """Forecast peak were ``candidate`` admitted too; if it then is, nothing is summed anew."""
-        both = _plus(self._sum, candidate)
-        peak = both.peak()
-        self._tried = self._sum, candidate, both, peak
-        return peak
+        """Forecast peak were ``candidate`` admitted too."""
+        return self.crest_with(candidate).peak

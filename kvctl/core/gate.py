@@ -47,6 +47,7 @@ from kvctl.core.status import GateStatus
 from kvctl.core.supply import GateConfig, Supply
 from kvctl.core.supply_events import supply_handlers
 from kvctl.core.tenants import Tenants
+from kvctl.core.unseen import EngineWork
 from kvctl.core.waiting import WaitingRoom
 
 
@@ -90,7 +91,7 @@ class Gate:
     # --- the decision -------------------------------------------------------------------------------
 
     def _arrived(self, event: Arrived, now: float) -> list[Command]:
-        told = self._supply.settle(now)
+        told = self._supply.look(now)
         meant = self._enforcement.ratio >= 1.0 or self._enforcement.meant()
         verdict = self._decide(event, now, may_wait=meant)
         if not meant and isinstance(verdict, Reject) and verdict.reason is not RejectReason.DRAINING:
@@ -103,7 +104,7 @@ class Gate:
         unavailable = self._unavailable()
         if unavailable is not None:
             return refusals.unavailable(event, unavailable, self._retry)
-        limits = self._supply.limits()
+        limits = self._supply.limits
         never = never_fits(event.shape, limits)
         if never is not None:
             return refusals.never(event, never)
@@ -122,21 +123,38 @@ class Gate:
     def _case(self, event: Arrived, limits: Limits) -> Case:
         shape = event.shape
         asked, key = claim(shape, limits), (shape.model, shape.route, shape.tenant)
-        candidate = self._demand.curve(asked, key)
-        case = Case(event, asked, key, candidate, self._policy is Policy.STATIC)
+        case = Case(event, asked, key, self._demand.curve, self._policy is Policy.STATIC)
         if self._tenants.on:
             case.tenant, case.priority = self._tenants.known(shape.tenant), self._tenants.priority(shape)
         return case
 
-    def _obstacle(self, case: Case, now: float) -> Obstacle | None:
+    def _bounded(self, case: Case, budget: int) -> bool:
+        """Whether it fits by what the peak is at most: then nobody looks at curves."""
+        if self._waiting or self._tenants.on or self._policy is Policy.STATIC:
+            return False
+        asked, key = case.asked, case.key
+        peak = self._demand.most_with(asked, key) + self._supply.unattributed
+        if peak > budget:
+            return False
+        case.peak, case.bounded, case.cached = peak, True, self._demand.cached(asked, key)
+        return True
+
+    def _weigh(self, case: Case, budget: int) -> None:
+        """The forecast peak with it."""
+        case.peak = self._demand.peak_with(case.asked, case.candidate, self._policy)
+        case.peak += self._supply.unattributed
+        case.bounded, case.cached = False, case.candidate.cached
+        if case.peak > budget and self._room.open:  # one by itself may spread beyond its worst case
+            case.peak = min(case.peak, self._peak() + case.own)
+
+    def _obstacle(self, case: Case, now: float, *, exact: bool = False) -> Obstacle | None:
         """What stands in its way: its tenant's quota, the KV budget, a guard, or what others are owed."""
         over = self._tenants.over_quota(case, now) if self._tenants.on else None
         if over is not None:
             return over
         asked, budget = case.asked, self._supply.budget.tokens
-        case.peak = self._demand.peak_with(asked, case.candidate, self._policy) + self._supply.unattributed
-        if case.peak > budget and self._room.open:  # one by itself may spread beyond its worst case
-            case.peak = min(case.peak, self._peak() + case.own)
+        if exact or not self._bounded(case, budget):
+            self._weigh(case, budget)
         fits = self._policy is Policy.NONE or case.peak <= budget
         idle = len(self.ledger) == 0
         case.alone = not fits and idle and self._supply.takes_alone(asked, exact=case.event.shape.exact)
@@ -146,11 +164,11 @@ class Gate:
             return Obstacle(RejectReason.KV_BUDGET, tokens=case.peak - budget)
         guards = self._demand.guards
         guarded = (
-            guards.refuse(asked, self.ledger, now, case.candidate.cached)
-            if self._policy is Policy.FORECAST
-            else None
+            guards.refuse(asked, self.ledger, now, case.cached) if self._policy is Policy.FORECAST else None
         )
         if guarded is not None:
+            if case.bounded:  # a refusal tells the peak itself
+                self._weigh(case, budget)
             sequences = guarded.sequences if guarded.seconds is None else None
             return Obstacle(guarded.reason, sequences=sequences, seconds=guarded.seconds)
         if not self._tenants.on or idle:
@@ -166,7 +184,8 @@ class Gate:
         event, waited = case.event, None if since is None else now - since
         stream = event.shape.stream
         lease = Lease(id=event.request_id, key=case.key, claim=case.asked, streaming=stream, admitted_at=now)
-        self._demand.open(lease, case.candidate, now)
+        lease.cached_tokens = case.cached
+        self._demand.open(lease, None if case.bounded else case.candidate, now)
         self._supply.sharing.expect(lease.cached_tokens)
         if self._tenants.on:
             self._tenants.opened(event.request_id, case.tenant, case.own, now)
@@ -179,7 +198,7 @@ class Gate:
 
     def _let_by(self, event: Arrived, verdict: Reject, now: float) -> Admit:
         """Shadow mode: in all the same, with what would have been said."""
-        case = self._case(event, self._supply.limits())
+        case = self._case(event, self._supply.limits)
         case.peak = self._demand.peak_with(case.asked, case.candidate, self._policy)
         return replace(self._admit(case, now), shadow=verdict.reason)
 
@@ -197,14 +216,16 @@ class Gate:
 
     def outlook(self, shape: Shape, now: float) -> Admit | Reject:
         """What an arrival of ``shape`` would hear now, in full. Nothing is charged, promised or told."""
-        event, limits = Arrived("", shape), self._supply.limits()
+        event, limits = Arrived("", shape), self._supply.limits
         unavailable, never = self._unavailable(), never_fits(shape, limits)
         if unavailable is not None:
             return Reject("", unavailable, needed_tokens=sum(shape.prompts), prompt_tokens=sum(shape.prompts))
         if never is not None:
             return refusals.never(event, never)
         case = self._case(event, limits)
-        obstacle = self._obstacle(case, now) or (self._room.in_the_way(case, now) if self._room else None)
+        obstacle = self._obstacle(case, now, exact=True) or (
+            self._room.in_the_way(case, now) if self._room else None
+        )
         if obstacle is None:
             return Admit("", case.asked, forecast_tokens=case.peak, alone=case.alone)
         wait_s = refusals.seconds_at_best(obstacle, self._retry, now)
@@ -214,12 +235,12 @@ class Gate:
         """What an arrival of ``shape`` would hear now. Nothing is charged, promised or told."""
         if self._unavailable() is not None:
             return Offer(decision=Decision.UNAVAILABLE)
-        limits = self._supply.limits()
+        limits = self._supply.limits
         never = never_fits(shape, limits)
         if never is not None:
             return Offer(decision=Decision.REJECT_NEVER, headroom=never.limit_tokens)
         case = self._case(Arrived("", shape), limits)
-        obstacle = self._obstacle(case, now)
+        obstacle = self._obstacle(case, now, exact=True)
         return Offer(
             decision=Decision.ADMIT if obstacle is None else Decision.REJECT_LATER,
             headroom=1.0 - max(self._shares(case.peak, now).values()),
@@ -359,6 +380,17 @@ class Gate:
     def context_tokens(self) -> int | None:
         """The engine's context length, None while it is not known."""
         return self._supply.view.info.context_tokens
+
+    def work(self) -> EngineWork:
+        """What is known of the engine's work now."""
+        view = self._supply.view
+        return EngineWork(
+            state=self._supply.state,
+            at=view.sampled_at,
+            samples=view.samples,
+            seconds_per_step=self._demand.seconds_per_step,
+            stall_timeout_s=view.stall_timeout_s,
+        )
 
     def _shares(self, peak: float, now: float) -> dict[Limit, float]:
         return limit_shares(self._supply, self._demand, self._policy, peak, now)

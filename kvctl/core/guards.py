@@ -34,6 +34,7 @@ class PrefillGuard:
     def __init__(self, ttft_target_s: float | None) -> None:
         self._target = ttft_target_s
         self._rates: deque[tuple[float, float]] = deque()
+        self._best: float | None = None  # of them, None: not known
         self._since: float | None = None
         self._taken = 0
         self.backlog = 0
@@ -50,29 +51,33 @@ class PrefillGuard:
 
     def first_token(self, lease: Lease, now: float) -> None:
         """A prompt has been taken in."""
-        self._leave(lease)
-        self._taken += _prompt(lease)
+        prompt = _prompt(lease)
+        self._leave(prompt)
+        self._taken += prompt
         if self._since is not None and now - self._since >= STRETCH_S:
             self._rates.append((now, self._taken / (now - self._since)))
+            self._best = None
             self._since, self._taken = now, 0
 
     def gone(self, lease: Lease) -> None:
         """A lease ended before its first token: the stretch says nothing any more."""
-        self._leave(lease)
+        self._leave(_prompt(lease))
         self._since = None
 
     def rate(self, now: float) -> float | None:
         """Prompt tokens a second, the best stretch of the last minute; None: not enough seen."""
         while self._rates and self._rates[0][0] < now - RATE_WINDOW_S:
             self._rates.popleft()
+            self._best = None
         if len(self._rates) < FEWEST_RATES:
             return None
-        return max(rate for _, rate in self._rates)
+        if self._best is None:
+            self._best = max(rate for _, rate in self._rates)
+        return self._best
 
     def wait(self, prompt_tokens: int, now: float) -> float:
         """Seconds beyond what may be waited, for a prompt that would join now; 0: it fits."""
-        rate = self.rate(now)
-        if rate is None or self._target is None or self.backlog == 0:
+        if self._target is None or self.backlog == 0 or (rate := self.rate(now)) is None:
             return 0.0
         ahead, own = self.backlog / rate, prompt_tokens / rate
         allowed = self._target * SHARE_OF_TTFT
@@ -87,8 +92,8 @@ class PrefillGuard:
             return 0.0
         return self.backlog / rate / (self._target * SHARE_OF_TTFT)
 
-    def _leave(self, lease: Lease) -> None:
-        self.backlog -= _prompt(lease)
+    def _leave(self, prompt: int) -> None:
+        self.backlog -= prompt
         if self.backlog == 0:
             self._since = None
 
@@ -225,13 +230,14 @@ class SlotGuard:
         self._ended = False
         self._inferred: int | None = None
         self._inferred_at = -inf
+        self.limit = self._known()
 
     def configure(self, limit: int | None) -> None:
         """The operator's limit from now on; None: told or inferred."""
         self._configured = limit
+        self.limit = self._known()
 
-    @property
-    def limit(self) -> float:
+    def _known(self) -> float:
         """Sequences that may be in flight."""
         known = (self._configured, self._told, self._inferred)
         return next((limit for limit in known if limit is not None), inf)
@@ -239,6 +245,7 @@ class SlotGuard:
     def told(self, limit: int | None) -> None:
         """The engine's own description: some do tell it."""
         self._told = limit
+        self.limit = self._known()
 
     def page(
         self,
@@ -253,7 +260,7 @@ class SlotGuard:
         ``for_capacity`` requests wait for capacity; ``without_token`` of our sequences have no token yet.
         """
         if self._inferred is not None and now - self._inferred_at > BELIEVED_S:
-            self._inferred = None
+            self._infer(None, now)
         taking_in = without_token > for_capacity
         low = usage_ratio is not None and usage_ratio <= WELL_UNDER
         if running is None or for_capacity == 0 or taking_in or not low:
@@ -263,7 +270,7 @@ class SlotGuard:
             self._begin_again()
         self._plateau.append(running)
         if len(self._plateau) == PLATEAU_PAGES and self._ended and running > 0:
-            self._inferred, self._inferred_at = running, now
+            self._infer(running, now)
 
     def ended(self) -> None:
         """A lease is over: its slot goes to another."""
@@ -271,8 +278,12 @@ class SlotGuard:
 
     def forget(self) -> None:
         """The engine is another one."""
-        self._inferred = None
+        self._infer(None, -inf)
         self._begin_again()
+
+    def _infer(self, limit: int | None, now: float) -> None:
+        self._inferred, self._inferred_at = limit, now
+        self.limit = self._known()
 
     def _begin_again(self) -> None:
         self._plateau.clear()
@@ -320,19 +331,18 @@ class Guards:
 
         ``cached`` tokens of its prompts are in the engine's cache and need no computing.
         """
-        if len(ledger) == 0:
+        running = ledger.sequences
+        if running == 0:
             return None
-        wait = self.prefill.wait(sum(asked.prompts) - cached, now)
-        if wait > 0:
-            return GuardRefusal(RejectReason.PREFILL_BACKLOG, seconds=wait)
-        limits = (
-            (self.decode.limit, RejectReason.DECODE_CONCURRENCY),
-            (self.slots.limit, RejectReason.SEQUENCE_SLOTS),
-        )
-        for limit, reason in limits:
-            over = ledger.sequences + asked.sequences - limit
-            if over > 0:
-                return GuardRefusal(reason, sequences=min(over, asked.sequences))
+        if self.prefill.backlog:
+            wait = self.prefill.wait(sum(asked.prompts) - cached, now)
+            if wait > 0:
+                return GuardRefusal(RejectReason.PREFILL_BACKLOG, seconds=wait)
+        own, decode, slots = asked.sequences, self.decode.limit, self.slots.limit
+        if running + own > decode:
+            return GuardRefusal(RejectReason.DECODE_CONCURRENCY, sequences=min(running + own - decode, own))
+        if running + own > slots:
+            return GuardRefusal(RejectReason.SEQUENCE_SLOTS, sequences=min(running + own - slots, own))
         return None
 
     def turned_away(self, reason: RejectReason) -> None:

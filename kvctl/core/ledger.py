@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from kvctl.core.claim import Claim, round_up
 from kvctl.core.outcomes import EndReason
 from kvctl.core.prefixes import Changes, Prefixes
+from kvctl.core.records import record
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -38,6 +39,12 @@ class Lease:
         return int(self.output_tokens / self.claim.sequences)
 
     @property
+    def longest(self) -> int:
+        """Output that its longest sequence may make."""
+        outputs = self.claim.outputs
+        return outputs[0] if len(outputs) == 1 else max(outputs)
+
+    @property
     def prefilling(self) -> bool:
         """True until the first token was seen."""
         return self.first_token_at is None
@@ -53,7 +60,7 @@ class Lease:
         return sum([round_up(p + min(done, m), claim.block) for p, m in pairs]) * claim.n
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class EndedLease:
     """The record of a lease that ended, for survival, the drain rate, metrics and logs."""
 
@@ -78,7 +85,9 @@ class Ledger:
         self.moved = Changes()  # by the last opening or end
         self._leases: dict[str, Lease] = {}
         self._claimed = 0
-        self._sequences = 0
+        self.sequences = 0  # that the engine runs for all leases
+        self.get = self._leases.get
+        """The lease of an id while it is open, else None."""
 
     def __len__(self) -> int:
         return len(self._leases)
@@ -99,11 +108,6 @@ class Ledger:
         """KV tokens that the leases hold together less than each for itself."""
         return self.prefixes.saved
 
-    @property
-    def sequences(self) -> int:
-        """Sequences that the engine runs for all leases."""
-        return self._sequences
-
     def without_token(self) -> int:
         """Sequences of leases whose first token has not come."""
         return sum(lease.claim.sequences for lease in self if lease.prefilling)
@@ -111,10 +115,6 @@ class Ledger:
     def held_tokens(self) -> int:
         """Sum of what the leases hold now, what they share once."""
         return sum([lease.held_tokens() for lease in self]) - self.prefixes.saved
-
-    def get(self, lease_id: str) -> Lease | None:
-        """The lease of that id while it is open."""
-        return self._leases.get(lease_id)
 
     def share(self, *, sharing: bool) -> bool:
         """Believe that common prefixes are kept once, or do no more; returns whether that is news."""
@@ -133,7 +133,7 @@ class Ledger:
             raise LedgerError(f"lease {lease.id} is open already")
         self._leases[lease.id] = lease
         self._claimed += lease.claim.tokens
-        self._sequences += lease.claim.sequences
+        self.sequences += lease.claim.sequences
         if self.sharing:
             self.moved = self.prefixes.open(lease.id, lease.key[0], lease.claim)
 
@@ -154,10 +154,11 @@ class Ledger:
         if lease is None:
             raise LedgerError(f"lease {lease_id} is not open")
         self._claimed -= lease.claim.tokens
-        self._sequences -= lease.claim.sequences
+        self.sequences -= lease.claim.sequences
         if output_tokens is not None:
             lease.output_tokens = output_tokens
-        self.moved = self.prefixes.end(lease_id, lease.claim)
+        if self.sharing:
+            self.moved = self.prefixes.end(lease_id, lease.claim)
         return EndedLease(
             lease=lease,
             reason=reason,

@@ -113,6 +113,11 @@ class EndReason(StrEnum):
     TIMEOUT = "timeout"  # a configured upstream timeout
     CANCELLED = "cancelled"  # the handler ended without a word: a defect, never lost all the same
     SHUTDOWN = "shutdown"  # cut by the end of a drain
+    # Of responses that are generated in the background, which outlive their request:
+    CALLER_CANCELLED = "caller_cancelled"  # cancelled at the engine
+    ENGINE_FORGOT = "engine_forgot"  # the engine does not know it: it was restarted
+    ENGINE_IDLE = "engine_idle"  # its end was never told, and the engine holds no request
+    OVERDUE = "overdue"  # its end was never told, and it would have come long ago
 
 
 class EngineState(StrEnum):

@@ -20,15 +20,11 @@ class Pace:
         self.tokens_per_event = 1.0
         self.tokens_per_s = UNKNOWN_PACE
         self.first_token_s = 0.0
-        self._events = 0.0
+        self.events = 0.0  # token-bearing events of streams that came through since the last page
         self._all_events = self._all_tokens = PRIOR_EVENTS  # fading
         self._mixed = False
         self._page_at: float | None = None
         self._running = 0
-
-    def events_seen(self, events: int) -> None:
-        """Token-bearing events of streams came through."""
-        self._events += events
 
     def others_run(self) -> None:
         """Something generates that shows no events here: the counter cannot be compared with them."""
@@ -61,12 +57,12 @@ class Pace:
 
     def _learn_ratio(self, generated: float, seconds: float) -> None:
         fade = 0.5 ** (seconds / RATIO_HALF_LIFE_S)
-        self._all_events = self._all_events * fade + self._events
+        self._all_events = self._all_events * fade + self.events
         self._all_tokens = self._all_tokens * fade + generated
         if self._all_events >= PRIOR_EVENTS:
             ratio = self._all_tokens / self._all_events
             self.tokens_per_event = min(max(ratio, 1.0), MOST_TOKENS_PER_EVENT)
 
     def _forget(self) -> None:
-        self._events = 0.0
+        self.events = 0.0
         self._mixed = False

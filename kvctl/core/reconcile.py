@@ -35,17 +35,13 @@ class Dating:
     """
 
     def __init__(self) -> None:
-        self._seen = self._counted = 0.0  # by the ledger, and by the engine since the first page
+        self.seen_tokens = self._counted = 0.0  # by the ledger, and by the engine since the first page
         self._offset = 0.0
         self._marks: deque[tuple[float, float]] = deque()  # (when, seen by then)
 
-    def seen(self, tokens: float) -> None:
-        """The ledger saw tokens."""
-        self._seen += tokens
-
     def remember(self, now: float) -> None:
         """The ledger's count stands like this at ``now``."""
-        self._marks.append((now, self._seen))
+        self._marks.append((now, self.seen_tokens))
         while len(self._marks) > 1 and self._marks[1][0] < now - MOST_LAG_S:
             self._marks.popleft()
 
@@ -53,7 +49,7 @@ class Dating:
         """A page counts so many tokens more than the one before; None: it cannot be compared."""
         self._counted += generated or 0.0
         if generated is None or idle:
-            self._offset = self._seen - self._counted
+            self._offset = self.seen_tokens - self._counted
 
     def date(self, asked_at: float) -> float:
         """When that page was true, ``asked_at`` at the latest."""

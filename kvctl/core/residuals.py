@@ -1,11 +1,14 @@
 """How good the forecast is: what leases came to hold against what was forecast for them.
 
 Now and then the leases in flight are noted with the mean and the upper bound that the forecast gives for them
-``AHEAD`` decode steps on. When that many steps are over, what those of them still open hold is the answer;
-who came later has no part in it. A bound at two deviations is passed about once in forty times if the spread
-is right and leases are many. Passed more often for long, lengths vary together more than is assumed.
+``AHEAD`` decode steps on. When the first of them has made so many tokens more, or all have ended, what those
+still open hold is the answer; who came later has no part in it. Steps are counted by tokens and not by the
+measured pace: where prompts are computed that is off by half, and so was what looked like an excess. A bound
+at two deviations is passed about once in forty times if the spread is right and leases are many. Passed more
+often for long, lengths vary together more than is assumed.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kvctl.core.forecast import Curve
@@ -22,12 +25,16 @@ MEMORY = 1000.0  # looks
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What was forecast for ``leases``, KV tokens, to be looked at ``due``."""
+    """What was forecast for leases, KV tokens, when each will be ``AHEAD`` tokens beyond what it had made."""
 
-    due: float
-    leases: tuple[str, ...]
+    made: Mapping[str, int]  # output per sequence, by lease
     mean: float
     bound: float
+
+    def due(self, ledger: Ledger) -> bool:
+        """Whether it can be looked at."""
+        here = [(lease, made) for one, made in self.made.items() if (lease := ledger.get(one)) is not None]
+        return not here or any(lease.output_per_sequence >= made + AHEAD for lease, made in here)
 
 
 class Residuals:
@@ -49,26 +56,26 @@ class Residuals:
         """How far what was held lies above the forecast's mean, on average; below: negative."""
         return self._error / self._weight if self._looks >= FEWEST_LOOKS else None
 
-    def tick(self, ledger: Ledger, forecast: Curve, seconds_per_step: float, now: float) -> None:
+    def tick(self, ledger: Ledger, forecast: Curve, now: float) -> None:
         """Time passes: look at what is due, and note what is next."""
-        if self._note is not None and now >= self._note.due:
+        if self._note is not None and self._note.due(ledger):
             self._look(self._note, ledger)
             self._note = None
         if self._note is None and now - self._noted_at >= NOTED_EVERY_S:
             self._noted_at = now
-            self._note = self._noted(ledger, forecast, now + AHEAD * seconds_per_step)
+            self._note = self._noted(ledger, forecast)
 
-    def _noted(self, ledger: Ledger, forecast: Curve, due: float) -> Note | None:
+    def _noted(self, ledger: Ledger, forecast: Curve) -> Note | None:
         """None where it could not be compared: nothing to speak of, or prefixes held in common."""
         if len(ledger) < FEWEST_LEASES or ledger.shared_tokens or len(forecast.means) <= NODE:
             return None
         at = slice(NODE, NODE + 1)
         there = Curve(forecast.means[at], forecast.spreads[at], forecast.squares[at], forecast.most[at])
-        leases = tuple(lease.id for lease in ledger)
-        return Note(due, leases, there.means[0], max(there.peak(), there.means[0]))
+        made = {lease.id: lease.output_per_sequence for lease in ledger}
+        return Note(made, there.means[0], max(there.peak(), there.means[0]))
 
     def _look(self, note: Note, ledger: Ledger) -> None:
-        held = sum(lease.held_tokens() for one in note.leases if (lease := ledger.get(one)) is not None)
+        held = sum(lease.held_tokens() for one in note.made if (lease := ledger.get(one)) is not None)
         fade = 1.0 - 1.0 / MEMORY
         self._looks += 1
         self._weight = self._weight * fade + 1.0

@@ -11,8 +11,9 @@ from itertools import zip_longest
 from operator import add
 
 from kvctl.core.claim import Claim
-from kvctl.core.forecast import Curve, Forecast, added, alive, common, curve, less_shared, total
+from kvctl.core.forecast import Curve, Forecast, added, alive, at_node, common, curve, less_shared, total
 from kvctl.core.ledger import Lease, Ledger
+from kvctl.core.newcomers import Newcomers
 from kvctl.core.prefixes import Node, Place
 from kvctl.core.survival import Key, Table
 
@@ -42,6 +43,12 @@ class Sharing:
         self._ledger = ledger
         self._forecast = forecast
         self._table = table
+        self.newcomers = Newcomers(table)
+        self._undrawn: dict[str, Lease] = {}  # let in without a curve, since all were drawn
+        self._stale = False  # what leases share moved unseen: all has to be drawn anew
+        self._common = 0  # KV tokens that several hold together
+        self._looked = False  # at the curve, to decide, since the last tick
+        self._unseen = False  # whether what leases share may move unseen until the next tick
         self._alive: dict[Place, list[float]] = {}
         self._state = 0
         self._late_nodes: set[Node] = set()
@@ -50,6 +57,13 @@ class Sharing:
     def candidate(self, asked: Claim, key: Key) -> Candidate:
         """What a request of that class would hold."""
         return Candidate(curve(asked, 0, self._tables(key)), key)
+
+    def cached(self, asked: Claim, key: Key) -> int:
+        """Prompt tokens of a request that the engine has computed for others."""
+        if not self._ledger.sharing:
+            return 0
+        match = self._ledger.prefixes.match
+        return sum([match(key[0], asked, index).cached for index in range(len(asked.prompts))])
 
     def weigh(self, candidate: Candidate, asked: Claim) -> Candidate:
         """The same candidate with what it would add now: one that waited may have lost its companions."""
@@ -99,10 +113,51 @@ class Sharing:
             candidate.adds = total([own, *parts]) if parts else own
             candidate.saved, candidate.cached = saved, cached
 
+    # --- the peak -----------------------------------------------------------------------------------
+
+    def peak(self) -> float:
+        """Forecast peak of what is in flight."""
+        self.draw()
+        crest = self._forecast.crest
+        self.newcomers.looked(crest, self._common)
+        return crest.peak
+
+    def peak_with(self, candidate: Candidate) -> float:
+        """The same, were ``candidate`` let in too, weighed just before."""
+        self._looked = True
+        self.draw()
+        return self._forecast.peak_with(candidate.adds)
+
+    def draw(self) -> None:
+        """The curves of those who came without one, before the forecast is read."""
+        if self._stale:
+            self.rebuild()
+            return
+        undrawn, self._undrawn = self._undrawn, {}
+        for lease in undrawn.values():
+            self._forecast.add(lease.id, curve(lease.claim, 0, self._tables(lease.key)))
+
+    # --- leases -------------------------------------------------------------------------------------
+
+    def must_draw(self, asked: Claim) -> bool:
+        """Whether a lease of that claim may not be opened without its curve now."""
+        return self._ledger.sharing and not self._unseen and bool(asked.prefixes)
+
+    def opened_unseen(self, lease: Lease) -> None:
+        """A lease was opened in the ledger whose curve nobody has looked at."""
+        self._state += 1
+        self.newcomers.joined(lease.id, lease.claim, lease.key)
+        self._undrawn[lease.id] = lease
+        if lease.claim.prefixes and self._ledger.sharing:
+            self._stale = True
+
     def opened(self, lease: Lease, asked: Candidate) -> None:
         """A lease was opened in the ledger, weighed just before."""
         self._state += 1
-        self._forecast.add(lease.id, asked.adds)
+        if self._forecast.add(lease.id, asked.adds):
+            self.newcomers.looked(self._forecast.crest, self._common)
+        else:
+            self.newcomers.joined(lease.id, lease.claim, lease.key)
         if not self._ledger.sharing or not lease.claim.prefixes:
             return
         prefixes = self._ledger.prefixes
@@ -115,25 +170,55 @@ class Sharing:
         self._late_leases.add(lease.id)
 
     def ended(self, lease: Lease) -> float:
-        """A lease was taken off the ledger; by how many KV tokens the forecast peak fell."""
+        """A lease was taken off the ledger; by how many KV tokens the forecast fell where its peak is."""
         self._state += 1
-        before = self._forecast.peak()
-        self._forecast.replace(lease.id, None)
+        self.newcomers.left(lease.id)
+        if self._undrawn.pop(lease.id, None) is not None:
+            claim, key, node = lease.claim, lease.key, self._forecast.node
+            if len(claim.prompts) == 1:
+                part = at_node(claim, self._table(key, claim.outputs[0]), node)
+            else:
+                part = curve(claim, 0, self._tables(key)).point(node)
+            fell = self._forecast.beside(part)
+        else:
+            fell = self._forecast.remove(lease.id)
         if self._ledger.sharing and lease.claim.prefixes:
-            for node, place in self._ledger.moved.held:
-                node.alive = self._without(node, place)
-            for index in range(len(lease.claim.prompts)):
-                self._alive.pop((lease.id, index), None)
-            self._changed()
-            self._redraw()
-        return before - self._forecast.peak()
+            fell += self._left_to_others(lease)
+        return fell
+
+    def _left_to_others(self, lease: Lease) -> float:
+        """What it held with others is theirs alone; returns by how much the forecast fell by that."""
+        if self._unseen:
+            self._stale = True
+            return sum([self._forecast.remove(node) for node in self._ledger.moved.gone])
+        before = self._forecast.level
+        for node, place in self._ledger.moved.held:
+            node.alive = self._without(node, place)
+        for index in range(len(lease.claim.prompts)):
+            self._alive.pop((lease.id, index), None)
+        self._changed()
+        self._redraw()
+        self.newcomers.unknown()
+        return before - self._forecast.level
+
+    def tick(self) -> None:
+        """All curves anew; what is shared may move unseen while no decision needs the curve."""
+        self._unseen, self._looked, self._stale = not self._looked, False, False
+        self.newcomers.redrawn()
+        self.rebuild()
+        self.peak()
 
     def rebuild(self) -> None:
         """All curves anew."""
         self._state += 1
+        self._undrawn.clear()
+        if self._stale:  # the curve was needed: until the next tick it follows what is shared step by step
+            self._stale = self._unseen = False
+        self.newcomers.unknown()
         self._alive.clear()
         self._late_nodes.clear()
         self._late_leases.clear()
+        self._common = 0
         curves: dict[str | Node, Curve] = {}
         holds = self._ledger.prefixes.holds
         for lease in self._ledger:
@@ -152,6 +237,7 @@ class Sharing:
             if node.parent is not None:
                 node.alive = _sums(columns)
                 curves[node] = common(node.size, node.alive)
+                self._common += node.size
         self._forecast.rebuild(curves)
 
     def _tables(self, key: Key) -> Callable[[int], Table]:

@@ -77,6 +77,7 @@ class Supply:
         self._planned: int | None = None
         self._last_told: Capacity | None = None
         self.capacity = self._read_capacity()
+        self._limits: Limits | None = None  # made anew when something moved
         self._made_of: tuple[float, ...] = ()
         self.budget = self._read_budget()
         self._told = self.budget
@@ -89,7 +90,7 @@ class Supply:
 
     def reconfigured(self, config: GateConfig) -> list[Command]:
         """Another configuration is in force."""
-        self._config = config
+        self._config, self._limits = config, None
         self.margin_ratio = config.margin_ratio
         self.view.reconfigured(config.view)
         self._memory.guard(config.gpu_guard_bytes)
@@ -145,7 +146,7 @@ class Supply:
     def token_seen(self, tokens: float, now: float) -> None:
         """Tokens came through the data plane."""
         self.view.token_seen(tokens, now)
-        self._dating.seen(tokens)
+        self._dating.seen_tokens += tokens
 
     def doubt_sharing(self, now: float) -> list[Command]:
         """After a page was compared: told once when the gauge says that prefixes are not kept in common."""
@@ -168,7 +169,7 @@ class Supply:
 
     def described(self, info: EngineInfo, now: float) -> list[Command]:
         """The engine told what it serves."""
-        before = self.view.info
+        before, self._limits = self.view.info, None
         self.view.described(info, now)
         if before == info:
             return []
@@ -239,6 +240,10 @@ class Supply:
         self._climb_telemetry_ladder(taken_tokens, now)
         return told + self.settle(now)
 
+    def look(self, now: float) -> list[Command]:
+        """The state follows what time has made of it; the budget moves with events alone."""
+        return [] if self.view.state(now) is self.state else self.settle(now)
+
     def settle(self, now: float) -> list[Command]:
         """State and budget follow what is known now; tells what changed."""
         told = self._state_news(now)
@@ -277,6 +282,7 @@ class Supply:
 
     def _capacity_news(self) -> list[Command]:
         before, self.capacity = self.capacity, self._read_capacity()
+        self._limits = None
         if before == self.capacity:
             return []
         after = self.capacity
@@ -315,8 +321,14 @@ class Supply:
 
     # --- readings -----------------------------------------------------------------------------------
 
+    @property
     def limits(self) -> Limits:
-        """What bounds a single request."""
+        """What bounds a single request: the same object while nothing moved."""
+        if self._limits is None:
+            self._limits = self._read_limits()
+        return self._limits
+
+    def _read_limits(self) -> Limits:
         capacity, clamps = self.capacity, self.view.info.clamps_output
         return Limits(
             context=self.view.info.context_tokens,

@@ -14,30 +14,28 @@ Cold start: ``PRIOR_WEIGHT`` pseudo-requests drawn from a prior stand in the sam
 that is S = (k prior + n history) / (k + n); written per slot it also holds where history is censored, and
 where nobody of the history is left at risk the prior alone speaks. The prior of a (model, route, tenant) is
 (model, route), of that (model), of that the engine's own histogram of output lengths, else
-exp(-x / (cap / 4)). A cap beyond ``PRIOR_CAP_MOST`` counts as that: it says "whatever fits" and not "long".
+exp(-x / (cap / 4)). A cap beyond ``CAP_MOST`` counts as that: it says "whatever fits" and not "long".
 Taken at its word, a context of 32,768 let four callers without a limit into a pool of 48,000 where
 twenty-five fit, and with so few in flight it took a minute to learn better.
 """
 
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate, islice
-from math import exp, isinf, log, log1p, sqrt
+from math import log, sqrt
 from operator import itemgetter, mul
 from typing import NamedTuple
 
+from kvctl.core.prior import CAP_MOST, histogram_hazards, learned_hazards, mean_of_cap, merged
+from kvctl.core.slots import LONGEST, SLOT_OF, SLOTS, slot_of
 from kvctl.core.telemetry import LengthHistogram
 
 Key = tuple[str, ...]
 
 PRIOR_WEIGHT = 20.0
-PRIOR_CAP_MOST = 4096
 WINDOW = 2000  # answers remembered per class
 KEPT = 20  # of them, whatever is forgotten
-HISTOGRAM_MIN = 200  # answers the engine's histogram needs before it is believed
-LONGEST = 1 << 20  # tokens; longer outputs are treated as this long
 MOST_CLASSES = 1024  # classes remembered; the one whose last answer is longest ago goes first
 RENEWED_PER_REFRESH = 8  # tables; with more classes than that in flight, each is renewed in its turn
 FINE_STEPS = 16384  # tokens ahead up to which survival is read at three steps to an octave, then at two
@@ -45,28 +43,6 @@ CAPPED_OF = 60  # answers over which it is judged whether caps bind
 CAPPED_FEWEST = 20  # answers before it is judged at all
 CAPPED_SHARE = 0.9  # of the output that callers allowed: with more of it made, the cap is the length
 _FLOOR = 1e-12  # keeps S(g) a divisor; a request out there is taken to run to its cap
-
-
-def _slot_starts() -> list[int]:
-    ranges = ((0, 512, 8), (512, 4096, 32), (4096, 32768, 256), (32768, LONGEST + 1, 16384))
-    return [x for start, stop, width in ranges for x in range(start, stop, width)]
-
-
-SLOT_STARTS: Sequence[int] = _slot_starts()
-SLOTS = len(SLOT_STARTS)
-
-
-def _slot_ends() -> list[int]:
-    return [*SLOT_STARTS[1:], LONGEST + 16384]
-
-
-def _slot_table() -> list[int]:
-    pairs = zip(SLOT_STARTS, [*SLOT_STARTS[1:], 3 * LONGEST], strict=True)
-    return [slot for slot, (start, end) in enumerate(pairs) for _ in range(start, end, 8)]
-
-
-SLOT_OF: Sequence[int] = _slot_table()
-"""Slot of an output length ``x``: ``SLOT_OF[x >> 3]``, for x under three times LONGEST."""
 
 
 def _steps() -> list[int]:
@@ -88,11 +64,6 @@ Each lease is charged what it holds at the end of an interval, so wide intervals
 def _slots_ahead(at: int, nodes: int) -> Callable[[Sequence[float]], tuple[float, ...]]:
     """What picks S at the first STEPS ahead of an answer that has shown 8 x ``at`` tokens."""
     return itemgetter(*[SLOT_OF[at + (step >> 3)] for step in STEPS[:nodes]])
-
-
-def slot_of(tokens: int) -> int:
-    """Slot of any output length."""
-    return SLOT_OF[min(tokens, LONGEST) >> 3]
 
 
 def survival_from_hazards(hazards: Iterable[float]) -> list[float]:
@@ -144,58 +115,6 @@ class Table:
 
 TO_THE_CAP: Sequence[float] = [1.0] * SLOTS
 """S of a class whose answers run to their caps: each is charged what it may make, for as long as it may."""
-
-
-def exponential_hazards(mean_tokens: float) -> list[float]:
-    """Hazard of each slot when lengths are exponential with that mean."""
-    return [1.0 - exp(-(b - a) / mean_tokens) for a, b in zip(SLOT_STARTS, _slot_ends(), strict=True)]
-
-
-def histogram_hazards(histogram: LengthHistogram, in_flight: Iterable[int] = ()) -> list[float] | None:
-    """Hazard of each slot from the engine's cumulative histogram; None while it has too few answers.
-
-    It knows finished answers only, and short ones finish first: those ``in_flight`` were at risk too, up to
-    their present lengths. Within a bucket the hazard per token is taken as constant; beyond the last that
-    anybody reached it goes on as there, at least as in the longest prior.
-    """
-    total = histogram.total
-    if total < HISTOGRAM_MIN:
-        return None
-    rates: list[tuple[float, float]] = []  # (upper bound, hazard per token up to it)
-    previous, lower, beyond = 0.0, 0.0, 4.0 / PRIOR_CAP_MOST
-    present = sorted(in_flight)
-    for bound, count in zip(histogram.bounds, histogram.counts, strict=True):
-        left, died = total - previous, count - previous
-        if isinf(bound) or left <= 0:
-            break
-        first, last = bisect_left(present, lower), bisect_left(present, bound)
-        share = died / (left + len(present) - 0.5 * (first + last))
-        rates.append((bound, -log1p(-min(share, 0.999)) / max(bound - lower, 1.0)))
-        previous, lower = count, bound
-    if rates:
-        beyond = max(beyond, rates[-1][1])
-    return [_slot_hazard(a, b, rates, beyond) for a, b in zip(SLOT_STARTS, _slot_ends(), strict=True)]
-
-
-def merged(histograms: Sequence[LengthHistogram]) -> LengthHistogram:
-    """The sum of the histograms of several ranks; those with other bounds than the first are left out."""
-    bounds = histograms[0].bounds
-    counts = [histogram.counts for histogram in histograms if histogram.bounds == bounds]
-    return LengthHistogram(bounds=bounds, counts=tuple(map(sum, zip(*counts, strict=True))))
-
-
-def _slot_hazard(start: int, end: int, rates: list[tuple[float, float]], beyond: float) -> float:
-    """Hazard of one slot that may span several buckets of ``rates``."""
-    integral, at = 0.0, float(start)
-    for bound, rate in rates:
-        if bound > at:
-            reach = min(bound, end)
-            integral += (reach - at) * rate
-            at = reach
-        if at >= end:
-            break
-    integral += (end - at) * beyond
-    return 1.0 - exp(-integral)
 
 
 class CapUse:
@@ -260,11 +179,20 @@ class LengthHistory:
             else:
                 self.censored[~old] -= 1
 
-    def hazards(self, prior: Sequence[float], in_flight: Iterable[int]) -> list[float]:
-        """Hazard of each slot: history, present lengths ``in_flight``, and the prior's pseudo-requests."""
+    def at_risk(self, in_flight: Iterable[int]) -> list[int]:
+        """By slot: answers that were cut there, and those that have got so far by now."""
         censored = self.censored.copy()
         for tokens in in_flight:
             censored[slot_of(tokens)] += 1
+        return censored
+
+    def learned(self, in_flight: Iterable[int], by_caps: float) -> list[float]:
+        """What these answers let one believe of others like them: a prior for every slot."""
+        return learned_hazards(self.finished, self.at_risk(in_flight), by_caps)
+
+    def hazards(self, prior: Sequence[float], in_flight: Iterable[int]) -> list[float]:
+        """Hazard of each slot: history, present lengths ``in_flight``, and the prior's pseudo-requests."""
+        censored = self.at_risk(in_flight)
         beyond = sum(self.finished) + sum(censored)
         prior_alive = PRIOR_WEIGHT
         hazards = []
@@ -290,7 +218,6 @@ class SurvivalModel:
         self._in_flight: dict[Key, list[int]] = {}
         self._hazards: dict[tuple[Key, int], list[float]] = {}
         self._tables: dict[tuple[Key, int], Table] = {}  # the one made longest ago first
-        self._exponential: dict[int, list[float]] = {}
 
     def ended(self, key: Key, output_tokens: int, *, finished: bool, allowed: int | None = None) -> None:
         """An answer of ``output_tokens`` per sequence came to its natural end, or was cut there.
@@ -360,11 +287,11 @@ class SurvivalModel:
 
     def _cap_class(self, cap: int) -> int:
         """The prior by cap is made for powers of two; the engine's histogram knows no cap."""
-        return 0 if self._histogram is not None else max(min(cap, PRIOR_CAP_MOST) - 1, 15).bit_length()
+        return 0 if self._histogram is not None else max(min(cap, CAP_MOST) - 1, 15).bit_length()
 
     def _class_hazards(self, key: Key, cap_class: int) -> list[float]:
-        if not key:
-            return self._root_hazards(cap_class)
+        if not key and self._histogram is not None:
+            return self._histogram
         place = (key, cap_class)
         hazards = self._hazards.get(place)
         if hazards is None:
@@ -372,20 +299,12 @@ class SurvivalModel:
         return hazards
 
     def _blended(self, key: Key, cap_class: int) -> list[float]:
-        prior = self._class_hazards(key[:-1], cap_class)
-        history = self._histories.get(key)
-        lengths = self._in_flight.get(key, ())
-        if history is None and not lengths:
-            return prior
-        return (history or LengthHistory()).hazards(prior, lengths)
-
-    def _root_hazards(self, cap_class: int) -> list[float]:
-        if self._histogram is not None:
-            return self._histogram
-        hazards = self._exponential.get(cap_class)
-        if hazards is None:
-            hazards = self._exponential[cap_class] = exponential_hazards((1 << cap_class) / 4)
-        return hazards
+        history, lengths = self._histories.get(key) or LengthHistory(), self._in_flight.get(key, ())
+        if len(key) <= 1 and self._histogram is None:
+            prior = history.learned(lengths, 1.0 / mean_of_cap(1 << cap_class))
+        else:
+            prior = self._class_hazards(key[:-1], cap_class)
+        return history.hazards(prior, lengths) if len(history) or lengths else prior
 
 
 @lru_cache(maxsize=MOST_CLASSES)

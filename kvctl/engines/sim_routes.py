@@ -6,6 +6,7 @@ _GENERATE = (
     ("/generate", "generate", Form.PLAIN_GENERATE),
     ("/v1/chat/completions", "chat", Form.CHAT),
     ("/v1/completions", "completions", Form.COMPLETION),
+    ("/v1/responses", "responses", Form.RESPONSES),
 )
 _PASS = (
     ("GET", "/v1/models", "models"),
@@ -15,6 +16,8 @@ _PASS = (
     ("GET", "/metrics", "metrics"),
     ("POST", "/tokenize", "tokenize"),
     ("POST", "/detokenize", "detokenize"),
+    ("GET", "/v1/responses/*", "responses_stored"),
+    ("POST", "/v1/responses/*", "responses_stored"),  # /cancel
 )
 
 ROUTES: tuple[Route, ...] = (

@@ -5,13 +5,11 @@ prometheus_client's own instruments take a lock and walk the buckets at each obs
 """
 
 from bisect import bisect_left
+from collections.abc import Callable, Iterator
 from itertools import accumulate, product
 
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
-
 from kvctl.metrics.catalog import Spec
-
-Labels = tuple[str, ...]
+from kvctl.metrics.exposition import Labels, buckets, number, series
 
 
 class Counter:
@@ -19,6 +17,7 @@ class Counter:
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
+        self._keys = tuple(spec.labels)
         self._values: dict[Labels, float] = {}
 
     def present(self, *fixed: str) -> None:
@@ -30,12 +29,21 @@ class Counter:
         """Count one."""
         self._values[labels] = self._values.get(labels, 0.0) + 1.0
 
-    def family(self) -> CounterMetricFamily:
-        """What the page shows."""
-        made = CounterMetricFamily(self.spec.name, self.spec.help, labels=list(self.spec.labels))
-        for labels, value in self._values.items():
-            made.add_metric(labels, value)
-        return made
+    def adder(self, *labels: str) -> Callable[[], None]:
+        """What counts one for these labels, which are shown from now on: the way for what is frequent."""
+        values = self._values
+        values.setdefault(labels, 0.0)
+
+        def add() -> None:
+            values[labels] += 1.0
+
+        return add
+
+    def lines(self) -> Iterator[str]:
+        """What the page shows, a series at a time; what appears meanwhile is on the next page."""
+        name, keys = self.spec.name, self._keys
+        for labels in tuple(self._values):
+            yield f"{series(name, keys, labels)}{number(self._values[labels])}\n"
 
 
 class Histogram:
@@ -43,6 +51,7 @@ class Histogram:
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
+        self._keys = tuple(spec.labels)
         self._bounds = spec.buckets
         self._names = [str(bound) for bound in spec.buckets] + ["+Inf"]
         self._children: dict[Labels, _Child] = {}
@@ -50,31 +59,52 @@ class Histogram:
     def present(self, *fixed: str) -> None:
         """Show every closed combination at 0; ``fixed`` are the values of the leading open labels."""
         for labels in combinations(self.spec, fixed):
-            self._children.setdefault(labels, _Child(len(self._names)))
+            if labels not in self._children:
+                self._children[labels] = self._child(labels)
 
     def observe(self, value: float, *labels: str) -> None:
         """Count one ``value``."""
         child = self._children.get(labels)
         if child is None:
-            child = self._children[labels] = _Child(len(self._names))
+            child = self._children[labels] = self._child(labels)
         child.counts[bisect_left(self._bounds, value)] += 1
         child.sum += value
 
-    def family(self) -> HistogramMetricFamily:
-        """What the page shows."""
-        made = HistogramMetricFamily(self.spec.name, self.spec.help, labels=list(self.spec.labels))
-        for labels, child in self._children.items():
-            buckets = list(zip(self._names, map(float, accumulate(child.counts)), strict=True))
-            made.add_metric(labels, buckets, child.sum)
-        return made
+    def observer(self, *labels: str) -> Callable[[float], None]:
+        """What counts a value for these labels, which are shown from now on: the way for what is frequent."""
+        child, bounds = self._children.get(labels), self._bounds
+        if child is None:
+            child = self._children[labels] = self._child(labels)
+        counts = child.counts
+
+        def observe(value: float) -> None:
+            counts[bisect_left(bounds, value)] += 1
+            child.sum += value
+
+        return observe
+
+    def lines(self) -> Iterator[str]:
+        """What the page shows, the buckets of one label set at a time: they are of one moment."""
+        for child in tuple(self._children.values()):
+            yield child.text()
+
+    def _child(self, labels: Labels) -> "_Child":
+        return _Child(buckets(self.spec.name, self._keys, labels, self._names))
 
 
 class _Child:
-    __slots__ = ("counts", "sum")
+    __slots__ = ("counts", "series", "sum")
 
-    def __init__(self, buckets: int) -> None:
-        self.counts = [0] * buckets
+    def __init__(self, series: list[str]) -> None:
+        """``series`` names the buckets, the count and the sum."""
+        self.counts = [0] * (len(series) - 2)
+        self.series = series
         self.sum = 0.0
+
+    def text(self) -> str:
+        values = [f"{below}.0" for below in accumulate(self.counts)]
+        values += [values[-1], number(self.sum)]
+        return "".join([f"{name}{value}\n" for name, value in zip(self.series, values, strict=True)])
 
 
 def combinations(spec: Spec, fixed: Labels = ()) -> list[Labels]:

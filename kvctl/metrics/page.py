@@ -6,31 +6,21 @@ Law 9: every label value that is not the site's is of a closed set; a word from 
 
 import platform
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
-from kvctl.core.events import (
-    Admit,
-    BudgetChanged,
-    Command,
-    EngineRestarted,
-    LeaseEnded,
-    LeftQueue,
-    Queued,
-    Reject,
-    StateChanged,
-)
-from kvctl.core.ledger import EndedLease
-from kvctl.core.outcomes import ChoiceReason, Decision, EndReason, Priority, ProxyFault, SourceFault
+from kvctl.core.events import Command
+from kvctl.core.outcomes import ChoiceReason, ProxyFault, SourceFault
 from kvctl.core.overrides import Override
 from kvctl.core.status import GateStatus
 from kvctl.gpu.base import GpuReading
 from kvctl.gpu.faults import CardEvent
 from kvctl.metrics.catalog import CATALOG, OTHER, SOURCES, Kind
+from kvctl.metrics.exposition import head, number, series
+from kvctl.metrics.gate_counts import GateCounts
 from kvctl.metrics.instruments import Counter, Histogram
 from kvctl.metrics.views import (
     ConfigView,
@@ -46,11 +36,12 @@ from kvctl.metrics.views import (
 )
 from kvctl.tokens.base import CountMethod
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 UNKNOWN_ROUTE = "unknown"
 UNNAMED_CARD = "unknown"  # the driver did not say, or kvctl reads no such card
 
-_ENDED_BY_ITSELF = frozenset({EndReason.FINISHED, EndReason.CAPPED})
+_LINES_AT_ONCE = 64
+_KEYS = {name: tuple(spec.labels) for name, spec in CATALOG.items()}
+_HEADS = {name: head(spec) for name, spec in CATALOG.items()}
 _SNAPSHOT = frozenset(
     {
         "kvctl_engine_preemptions_total",
@@ -105,34 +96,35 @@ class Metrics:
         self._histograms = {
             name: Histogram(spec) for name, spec in CATALOG.items() if spec.kind is Kind.HISTOGRAM
         }
-        self._counts: dict[type[Command], Callable[[str, Any], None]] = {
-            Admit: self._admitted,
-            Queued: self._queued,
-            LeftQueue: lambda engine, command: self._waited(engine, command.priority, command.waited_s),
-            Reject: self._rejected,
-            LeaseEnded: lambda engine, command: self._lease_ended(engine, command.record),
-            BudgetChanged: self._budget_changed,
-            StateChanged: self._state_changed,
-            EngineRestarted: self._restarted,
-        }
+        self._gates: dict[str, GateCounts] = {}
         for instrument in self._instruments():
             instrument.present()
         for route in sorted(self._routes):
             self._counters["kvctl_requests_total"].present(route)
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_Page(self))
-        ProcessCollector(registry=self._registry)
+        self._requests: dict[tuple[str, str], Callable[[], None]] = {}
+        self._decision_seconds = self._histograms["kvctl_decision_seconds"].observer()
+        self._ttft_seconds = self._histograms["kvctl_upstream_ttft_seconds"].observer()
+        self._process = CollectorRegistry(auto_describe=False)
+        ProcessCollector(registry=self._process)
 
     def render(self) -> bytes:
         """The page, of type ``CONTENT_TYPE``."""
         return b"".join(self.parts())
 
     def parts(self) -> Iterator[bytes]:
-        """The page, a metric at a time: what else the event loop has to do need not wait for all of it.
+        """The page in small parts: what else the event loop has to do need not wait for all of it.
 
-        A metric's series are of one moment.
+        What is told of one engine is of one moment, and so are the buckets of a histogram.
         """
-        return (generate_latest(_One(family)) for family in self._registry.collect())
+        snapshots: defaultdict[str, list[str]] = defaultdict(list)
+        for rows in self._snapshots():
+            for name, labels, value in rows:
+                snapshots[name].append(f"{series(name, _KEYS[name], labels)}{number(value)}\n")
+            yield b""
+        lines = self._lines(snapshots)
+        while some := list(islice(lines, _LINES_AT_ONCE)):
+            yield "".join(some).encode()
+        yield generate_latest(self._process)
 
     # --- the daemon ---
 
@@ -145,9 +137,13 @@ class Metrics:
 
     def observe(self, engine: str, command: Command) -> None:
         """Count a command of the engine's gate."""
-        count = self._counts.get(type(command))
-        if count is not None:  # a note has its line in the log
-            count(engine, command)
+        self.gate(engine).take(command)
+
+    def gate(self, engine: str) -> GateCounts:
+        """What counts the commands of the engine's gate."""
+        if engine not in self._gates:
+            self._gates[engine] = GateCounts(engine, self._counters, self._histograms)
+        return self._gates[engine]
 
     def card_seen(self, uuid: str) -> None:
         """A card is read for the first time: its counters at 0, and those of events that name no card."""
@@ -176,11 +172,17 @@ class Metrics:
     def request(self, route: str, outcome: str) -> None:
         """A request was answered. ``route`` is a route's name, ``outcome`` of ``catalog.OUTCOMES``."""
         known = route if route in self._routes else UNKNOWN_ROUTE
-        self._counters["kvctl_requests_total"].add(known, _closed("kvctl_requests_total", "outcome", outcome))
+        count = self._requests.get((known, outcome))
+        if count is None:
+            word = _closed("kvctl_requests_total", "outcome", outcome)
+            count = self._counters["kvctl_requests_total"].adder(known, word)
+            if word == outcome:
+                self._requests[known, outcome] = count
+        count()
 
     def decided(self, seconds: float) -> None:
         """The gate took ``seconds`` to decide on a counted request."""
-        self._histograms["kvctl_decision_seconds"].observe(seconds)
+        self._decision_seconds(seconds)
 
     def counted(self, method: CountMethod, seconds: float) -> None:
         """A prompt was counted."""
@@ -188,7 +190,7 @@ class Metrics:
 
     def first_token(self, seconds: float) -> None:
         """The first byte of an answer came ``seconds`` after its request."""
-        self._histograms["kvctl_upstream_ttft_seconds"].observe(seconds)
+        self._ttft_seconds(seconds)
 
     def next_token(self, seconds: float) -> None:
         """A stream's tokens came ``seconds`` after one another, on average."""
@@ -212,61 +214,16 @@ class Metrics:
         name = "kvctl_client_disconnects_total"
         self._counters[name].add(_closed(name, "phase", phase))
 
-    # --- commands of the gate ---
-
-    def _admitted(self, engine: str, command: Admit) -> None:
-        self._counters["kvctl_admissions_total"].add(engine)
-        if command.shadow is not None:
-            self._counters["kvctl_shadow_rejections_total"].add(engine, command.shadow)
-        self._waited(engine, command.priority, command.waited_s)
-        self._of_tenant(engine, command.tenant, Decision.ADMIT)
-
-    def _queued(self, engine: str, command: Queued) -> None:
-        self._counters["kvctl_queued_total"].add(engine, command.reason)
-
-    def _state_changed(self, engine: str, command: StateChanged) -> None:
-        self._counters["kvctl_engine_state_changes_total"].add(engine, command.after)
-
-    def _restarted(self, engine: str, command: EngineRestarted) -> None:
-        del command
-        self._counters["kvctl_engine_restarts_total"].add(engine)
-
-    def _waited(self, engine: str, priority: Priority, waited_s: float | None) -> None:
-        if waited_s is not None:
-            self._histograms["kvctl_queue_wait_seconds"].observe(waited_s, engine, priority)
-
-    def _of_tenant(self, engine: str, tenant: str, decision: Decision) -> None:
-        if tenant:
-            self._counters["kvctl_tenant_decisions_total"].add(engine, tenant, decision)
-
-    def _rejected(self, engine: str, command: Reject) -> None:
-        self._waited(engine, command.priority, command.waited_s)
-        self._of_tenant(engine, command.tenant, Decision.REJECT_LATER)
-        self._counters["kvctl_rejections_total"].add(engine, command.reason)
-        if command.retry_after_s is not None:
-            self._histograms["kvctl_retry_after_seconds"].observe(command.retry_after_s, engine)
-
-    def _lease_ended(self, engine: str, record: EndedLease) -> None:
-        self._counters["kvctl_leases_ended_total"].add(engine, record.reason)
-        self._histograms["kvctl_lease_seconds"].observe(record.at - record.lease.admitted_at, engine)
-        if record.reason in _ENDED_BY_ITSELF:
-            self._histograms["kvctl_output_tokens"].observe(record.output_tokens, engine)
-            if record.lease.claim.tokens:
-                share = record.held_tokens / record.lease.claim.tokens
-                self._histograms["kvctl_claim_error_ratio"].observe(share, engine)
-
-    def _budget_changed(self, engine: str, command: BudgetChanged) -> None:
-        moved = command.after_tokens - command.before_tokens
-        direction = "up" if moved > 0 else "down"
-        self._counters["kvctl_budget_changes_total"].add(engine, direction, command.reason)
-
     # --- the page ---
 
-    def rows(self) -> Iterator[Row]:
-        """Everything that is of the moment."""
-        yield "kvctl_build_info", self._build, 1.0
+    def _snapshots(self) -> Iterator[Iterable[Row]]:
+        """Everything that is of the moment, engine by engine, and what is of none."""
+        yield [("kvctl_build_info", self._build, 1.0)]
         for engine, status in self._engines.items():
-            yield from of_engine(engine, status())
+            yield of_engine(engine, status())
+        yield self._of_no_engine()
+
+    def _of_no_engine(self) -> Iterator[Row]:
         reading = self.gpu()
         for sample in reading.samples if reading is not None else ():
             yield from of_card(sample)
@@ -280,41 +237,16 @@ class Metrics:
         yield from of_config(self.config())
         yield "kvctl_decision_log_dropped_total", (), float(self.decisions_dropped())
 
-    def families(self) -> Iterator[Metric]:
+    def _lines(self, snapshots: Mapping[str, list[str]]) -> Iterator[str]:
         """Every metric of the catalog, in its order."""
-        snapshots: dict[str, Metric] = {}
-        for name, labels, value in self.rows():
-            family = snapshots.get(name) or snapshots.setdefault(name, _snapshot_family(name))
-            family.add_metric(labels, value)  # type: ignore[attr-defined]
         for name in CATALOG:
+            yield _HEADS[name]
             instrument = self._counters.get(name) or self._histograms.get(name)
-            yield instrument.family() if instrument else snapshots.get(name) or _snapshot_family(name)
+            yield from instrument.lines() if instrument else snapshots.get(name, ())
 
     def _instruments(self) -> Iterator[Counter | Histogram]:
         yield from self._counters.values()
         yield from self._histograms.values()
-
-
-class _Page(Collector):
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
-
-    def collect(self) -> Iterable[Metric]:
-        return self._metrics.families()
-
-
-class _One(Collector):
-    def __init__(self, family: Metric) -> None:
-        self._family = family
-
-    def collect(self) -> Iterable[Metric]:
-        return [self._family]
-
-
-def _snapshot_family(name: str) -> GaugeMetricFamily | CounterMetricFamily:
-    spec = CATALOG[name]
-    kind = CounterMetricFamily if spec.kind is Kind.COUNTER else GaugeMetricFamily
-    return kind(name, spec.help, labels=list(spec.labels))
 
 
 def _closed(name: str, label: str, word: str) -> str:

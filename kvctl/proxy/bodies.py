@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from kvctl.core.claim import Shape
+from kvctl.core.claim import Prefix, Shape
 from kvctl.engines.base import Engine, Form, Route
 from kvctl.proxy import jsonbody
 from kvctl.proxy.conversations import Begun, finished
@@ -30,9 +30,8 @@ _WRONG_TYPE = BadRequest(
     message="1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed",
     type="Bad Request",
 )
+_JSON = "application/json"
 _ALWAYS_STREAMS = "/generate_stream"
-# The form, or the engine, that takes any limit and just stops where its context ends.
-_STOPS_AT_CONTEXT = (Form.VLLM_GENERATE, "llamacpp")
 
 
 class Parsed(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +44,8 @@ class Parsed(msgspec.Struct, frozen=True, kw_only=True):
     counted: Count | None = None  # as the engine's usage may be compared with it; None: it may not
     include_usage: bool
     begun: Begun | None = None  # the engine keeps the conversation
+    background: bool = False  # the answer is generated whoever waits for it
+    turns: bool = False  # the engine may run tools by itself, and go on
 
 
 class Reader:
@@ -84,11 +85,12 @@ class Reader:
 
     async def read(self, route: Route, headers: Mapping[str, str], body: bytes) -> Parsed | BadRequest:
         """What ``body`` asks for on ``route``, or the engine's answer to what it refuses. Never raises."""
+        facts, form = self._facts, route.form
         sent = headers.get("Content-Type") or headers.get("content-type") or ""
-        if route.form is Form.AUDIO:
-            form, counted = audio.read_audio(self._facts, sent, body)
-            return self._parsed(route, audio.as_body(form), counted)
-        if self._facts.strict and sent.lower().split(";", maxsplit=1)[0] != "application/json":
+        if form is Form.AUDIO:
+            parts, counted = audio.read_audio(facts, sent, body)
+            return self._parsed(route, audio.as_body(parts), counted)
+        if sent != _JSON and sent.lower().split(";", maxsplit=1)[0] != _JSON and facts.strict:
             return _WRONG_TYPE
         small = len(body) <= jsonbody.LARGE
         data = jsonbody.read_object(body) if small else await jsonbody.read(body)
@@ -96,7 +98,7 @@ class Reader:
             return data
         if bad := too_many_logprobs(data, self._max_logprobs):
             return bad
-        return self._parsed(route, data, await READERS[route.form](self._facts, route, data, len(body)))
+        return self._parsed(route, data, await READERS[form](facts, route, data, len(body)))
 
     def learn(self, parsed: Parsed, true: int | None) -> None:
         """The engine's usage says how many prompt tokens a request had; None: it does not."""
@@ -114,21 +116,23 @@ class Reader:
         if isinstance(counted, BadRequest):
             return counted
         asked, count = counted
-        prompts, exact = self._truncated(count.prompts, asked.truncate)
-        stream = Fields(data).flag("stream") or route.path.endswith(_ALWAYS_STREAMS)
-        options = data.get("stream_options")
+        prompts, exact = count.prompts, count.method is not CountMethod.BOUND
+        if asked.truncate is not None:
+            prompts, certain = self._truncated(prompts, asked.truncate)
+            exact = exact and certain
+        stream = ("stream" in data and Fields(data).flag("stream")) or route.path.endswith(_ALWAYS_STREAMS)
         shape = Shape(
             route=route.name,
             model=model_of(data),
             prompts=prompts or (0,),
             n=asked.n,
-            asked_output=self._output(route, asked),
-            default_output=self._default_output(route, asked),
-            stream=stream,
-            exact=exact and count.exact,
+            asked_output=None if asked.output is None else self._output(route, asked.output),
+            default_output=None if asked.output is not None else self._default_output(route, asked),
+            stream=stream and not asked.background,  # its lease moves on though nobody reads along
+            exact=exact,
             # What only reads a prompt (scores, embeddings) may pass the engine's cache by.
-            prefixes=() if asked.output == 0 else as_cached(_prefixes(count, prompts), data),
-            priority=self._priority(data),
+            prefixes=_prefixes(count, prompts, data) if count.prefixes and asked.output != 0 else (),
+            priority=self._priority(data) if "priority" in data else 0,
         )
         return Parsed(
             shape=shape,
@@ -136,18 +140,18 @@ class Reader:
             count_method=count.method,
             count_seconds=count.seconds,
             # token ids take no time, and say nothing about a tokenizer
-            counted=count if prompts == count.prompts and count.seconds else None,
-            include_usage=isinstance(options, dict) and Fields(options).flag("include_usage"),
+            counted=count if count.seconds and prompts == count.prompts else None,
+            include_usage=_wants_usage(data),
             begun=asked.begun,
+            background=asked.background,
+            turns=asked.turns,
         )
 
-    def _output(self, route: Route, asked: Asked) -> int | None:
-        """A limit beyond the context, where it is no reason for the engine to refuse, is the context."""
-        context = self._facts.context()
-        if asked.output is None or context is None:
-            return asked.output
-        stops = route.form in _STOPS_AT_CONTEXT or self._facts.engine.name in _STOPS_AT_CONTEXT
-        return min(asked.output, context) if stops else asked.output
+    def _output(self, route: Route, asked: int) -> int:
+        """A limit beyond the context is the context, for those who take any and just stop there."""
+        if route.form is not Form.VLLM_GENERATE and self._facts.engine.name != "llamacpp":
+            return asked
+        return min(asked, self._facts.context() or asked)
 
     def _default_output(self, route: Route, asked: Asked) -> int | None:
         if asked.unlimited:
@@ -157,20 +161,22 @@ class Reader:
 
     def _priority(self, data: Mapping[str, Any]) -> int:
         """vLLM's: the lower, the sooner. What cannot be read is the engine's to refuse."""
-        if "priority" not in data or not self._facts.strict:
-            return 0
-        return Fields(data).integer("priority") or 0
+        return (Fields(data).integer("priority") or 0) if self._facts.strict else 0
 
-    def _truncated(self, prompts: tuple[int, ...], truncate: int | None) -> tuple[tuple[int, ...], bool]:
+    def _truncated(self, prompts: tuple[int, ...], truncate: int) -> tuple[tuple[int, ...], bool]:
         """Prompts as the engine cuts them, and whether that is certain."""
-        if truncate is None:
-            return prompts, True
         if truncate >= 0:
             return tuple(min(prompt, truncate) for prompt in prompts), True
         context = self._facts.context()
         return tuple(min(prompt, context or prompt) for prompt in prompts), False
 
 
-def _prefixes(count: Count, prompts: tuple[int, ...]) -> tuple[Any, ...]:
+def _wants_usage(data: Mapping[str, Any]) -> bool:
+    options = data.get("stream_options")
+    return isinstance(options, dict) and Fields(options).flag("include_usage")
+
+
+def _prefixes(count: Count, prompts: tuple[int, ...], data: Mapping[str, Any]) -> tuple[Prefix, ...]:
     """How the prompts begin, where that is known of each and none was cut."""
-    return count.prefixes if prompts == count.prompts and len(count.prefixes) == len(prompts) else ()
+    known = prompts == count.prompts and len(count.prefixes) == len(prompts)
+    return as_cached(count.prefixes, data) if known else ()

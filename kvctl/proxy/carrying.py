@@ -48,8 +48,8 @@ class Carrier:
         response = await backend.upstream.request(request.method, exchange.match.target, lines, hold.body)
         hold.drop()
         self.origins.learn(request, response.headers)
-        response.headers += exchange.extra
-        response.headers += exchange.signs
+        if exchange.extra or exchange.signs:
+            response.headers += (*exchange.extra, *exchange.signs)
         return response
 
     def stream(self, exchange: Exchange, response: Response) -> ClientStream:

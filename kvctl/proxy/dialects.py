@@ -117,17 +117,24 @@ class Events:
         self._per_choice: dict[object, int] = {}
         self._by_ids = 0  # tokens that were told by their ids
 
-    def read(self, payload: bytes) -> None:
-        """One event. What is no JSON object says nothing."""
+    def read(self, payload: bytes) -> bool:
+        """One event; returns whether it was one more token of OpenAI's, and nothing else.
+
+        What is no JSON object says nothing.
+        """
         if payload == b"[DONE]":
-            return
+            return False
         try:
             event = _EVENT.decode(payload)
         except (msgspec.MsgspecError, UnicodeDecodeError):
-            return
+            return False
         if event.choices is not None:
-            self._openai(event)
-        elif event.error is not None:
+            return self._openai(event)
+        self._read_other(event, payload)
+        return False
+
+    def _read_other(self, event: _Event, payload: bytes) -> None:
+        if event.error is not None:
             self.found.error = True
         elif event.meta_info is not None:
             self._cumulative(event.meta_info, payload)
@@ -138,15 +145,17 @@ class Events:
         elif event.usage is not None:
             take_usage(self.found, event.usage)
 
-    def _openai(self, event: _Event) -> None:
+    def piece(self, index: int) -> None:
+        """One more token of the choice ``index``."""
+        self._per_choice[index] = self._per_choice.get(index, 0) + 1
+        self.found.tokens += 1
+
+    def _openai(self, event: _Event) -> bool:
         found, choices = self.found, event.choices or []
         found.recognised = True
-        plain = event.usage is None and event.error is None and not self._by_ids
-        if plain and len(choices) == 1 and _is_piece(choices[0]):
-            index = choices[0].index
-            self._per_choice[index] = self._per_choice.get(index, 0) + 1
-            found.tokens += 1
-            return
+        if not self._by_ids and (index := _piece_of(event)) is not None:
+            self.piece(index)
+            return True
         for choice in choices:
             if choice.finish_reason is not None:
                 take_finish(found, choice.finish_reason)
@@ -163,6 +172,7 @@ class Events:
             take_usage(found, event.usage)
         if event.error is not None:
             found.error = True
+        return False
 
     def _cumulative(self, meta: Any, payload: bytes) -> None:
         """SGLang: every event tells all tokens of its choice so far."""
@@ -191,11 +201,22 @@ class Events:
             _read_typed_usage(self.found, event)
 
 
-def _is_piece(choice: Choice) -> bool:
-    """Whether a chunk brought one more token and no other news, as nearly all do."""
+def piece_in(payload: bytes) -> int | None:
+    """The choice of which an event brings one more token and no other news; None: it does not."""
+    try:
+        return _piece_of(_EVENT.decode(payload))
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+
+
+def _piece_of(event: _Event) -> int | None:
+    choices = event.choices
+    if choices is None or len(choices) != 1 or event.usage is not None or event.error is not None:
+        return None
+    choice = choices[0]
     if choice.finish_reason is not None or choice.token_ids is not None:
-        return False
-    return choice.delta is None or choice.delta.role is None
+        return None
+    return choice.index if choice.delta is None or choice.delta.role is None else None
 
 
 def _tokens_in(choice: Choice) -> int:

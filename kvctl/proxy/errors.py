@@ -238,6 +238,18 @@ def too_large(api: Api, limit_bytes: int) -> Answer:
     return _answer(api, fault, _NO_RETRY, ("Connection", "close"))
 
 
+def too_many_background(api: Api, most: int) -> Answer:
+    """As many responses as ``background_responses`` allows are generated in the background."""
+    message = (
+        f"{most} responses are being generated in the background, the most that this server keeps an eye on. "
+        "Nothing was generated. Retry when one of them is done, or send the request without background."
+    )
+    fault = _Fault(
+        status=429, message=message, type="rate_limit_error", param="background", code="background_responses"
+    )
+    return _answer(api, fault, ("Retry-After", "1"), ("retry-after-ms", "1000"))
+
+
 def bad_gateway(api: Api, detail: str) -> Answer:
     """The engine could not be reached, or broke off before its answer began."""
     message = (

@@ -1,11 +1,12 @@
 """One request and what is known of it so far."""
 
+import msgspec
 from aiohttp import web
 
 from kvctl.core.outcomes import EndReason, RejectReason
 from kvctl.proxy.cors import Origins
 from kvctl.proxy.errors import Answer
-from kvctl.proxy.flow import Relayed
+from kvctl.proxy.flow import Metered, Relayed
 from kvctl.proxy.relay import Written, write_answer
 from kvctl.proxy.response import Headers
 from kvctl.proxy.routes import Match
@@ -14,41 +15,35 @@ from kvctl.proxy.seams import Served
 _LONGEST_ID = 256
 
 
-class Exchange:
+class Exchange(msgspec.Struct, eq=False):
     """One request, from its arrival to the ``Served`` record of it.
 
     ``id`` is the client's X-Request-Id where it sent a usable one; ``lease_id`` is kvctl's own and unique.
+    ``signs`` are headers that load balancers read, on every answer; ``extra`` what is added to the engine's.
     """
 
-    __slots__ = (
-        "_origins", "arrived", "end", "engine", "extra", "id", "keeps", "lease_id", "match",
-        "prompt_tokens", "reject", "relayed", "request", "signs", "status", "stream",
-    )  # fmt: skip
-
-    def __init__(
-        self, request: web.BaseRequest, match: Match, lease_id: str, arrived: float, origins: Origins
-    ) -> None:
-        self.request = request
-        self._origins = origins
-        self.match = match
-        self.lease_id = lease_id
-        self.id = _usable_id(request.headers.get("X-Request-Id")) or lease_id
-        self.arrived = arrived
-        self.status = 0
-        self.engine: str | None = None
-        self.keeps = False  # the engine may keep the conversation
-        self.extra: Headers = []  # what kvctl adds to the engine's headers
-        self.signs: tuple[tuple[bytes, bytes], ...] = ()  # what load balancers read, on every answer
-        self.stream = False
-        self.prompt_tokens: int | None = None
-        self.relayed: Relayed | None = None
-        self.reject: RejectReason | None = None
-        self.end: EndReason | None = None
+    request: web.BaseRequest
+    match: Match
+    lease_id: str
+    id: str
+    arrived: float
+    origins: Origins
+    signs: tuple[tuple[bytes, bytes], ...] = ()
+    status: int = 0
+    engine: str | None = None
+    keeps: bool = False  # the engine may keep the conversation
+    extra: Headers = []
+    stream: bool = False
+    prompt_tokens: int | None = None
+    relayed: Relayed | None = None
+    metered: Metered | None = None  # the same, where it is metered
+    reject: RejectReason | None = None
+    end: EndReason | None = None
 
     def answer(self, answer: Answer) -> Written:
         """Write one of kvctl's own answers."""
         self.status = answer.status
-        cross_origin = self._origins.headers_for(self.request)
+        cross_origin = self.origins.headers_for(self.request)
         if cross_origin:
             answer = Answer(answer.status, (*answer.headers, *cross_origin), answer.body)
         if self.signs:
@@ -76,5 +71,9 @@ class Exchange:
         )
 
 
-def _usable_id(value: str | None) -> str | None:
-    return value if value and value.isascii() and value.isprintable() and len(value) <= _LONGEST_ID else None
+def id_of(request: web.BaseRequest, otherwise: str) -> str:
+    """The client's X-Request-Id where it is one that may be echoed."""
+    sent = request.headers.get("X-Request-Id")
+    if sent is None:
+        return otherwise
+    return sent if 0 < len(sent) <= _LONGEST_ID and sent.isascii() and sent.isprintable() else otherwise

@@ -7,6 +7,7 @@ at the moment when the engine's part is over, whatever the client still has to r
 import asyncio
 import re
 from collections.abc import Callable
+from typing import Protocol
 
 from kvctl import logs
 from kvctl.control.gatekeeper import LeaseHandle
@@ -57,6 +58,13 @@ class Relayed:
             self.stream.finish()
 
 
+class Along(Protocol):
+    """Reads the bytes of an answer along."""
+
+    def feed(self, data: bytes) -> "Along | None":
+        """More of the body; None: it has seen enough."""
+
+
 class IdWatch:
     """Looks for the id of a stored response in the first bytes of an answer, and tells it once."""
 
@@ -87,7 +95,7 @@ class Metered(Relayed):
         clock: Callable[[], float],
         lease: LeaseHandle,
         *,
-        watch: IdWatch | None = None,
+        watch: Along | None = None,
         tail: AnswerTail | None = None,
     ) -> None:
         super().__init__(response, stream, clock)

@@ -21,12 +21,14 @@ from kvctl.core.outcomes import ChoiceReason, EndReason, ProxyFault
 from kvctl.engines.base import Form
 from kvctl.fleet.face import ready_with_headroom
 from kvctl.proxy import errors
+from kvctl.proxy.afterlife import Afterlife
+from kvctl.proxy.background import BackgroundLease, not_sent
 from kvctl.proxy.carrying import Carrier, tell
 from kvctl.proxy.conversations import AnswerTail
 from kvctl.proxy.dispatch import Dispatch, Way
 from kvctl.proxy.errors import Answer
-from kvctl.proxy.exchange import Exchange
-from kvctl.proxy.flow import Flight, IdWatch, Metered
+from kvctl.proxy.exchange import Exchange, id_of
+from kvctl.proxy.flow import Along, Flight, IdWatch, Metered
 from kvctl.proxy.intake import AnswerError, ClientGoneError, Hold, Intake
 from kvctl.proxy.limits import BadRequest
 from kvctl.proxy.passing import Passing, not_served
@@ -56,6 +58,7 @@ class Handler:
         clock: Callable[[], float],
     ) -> None:
         self._config = config
+        self._tenancy = config.tenancy
         self._metrics = metrics
         self._ready = ready
         self._clock = clock
@@ -65,8 +68,8 @@ class Handler:
         self.intake = Intake(config, metrics)
         self._passing = Passing(self._ways, self._planner, self._carrier, self.intake)
         self.flights: set[Flight] = set()
-        self.idle = asyncio.Event()  # no admitted request is in course
-        self.idle.set()
+        self.afterlife = Afterlife(config.background_responses, clock)
+        self._landed: asyncio.Future[None] | None = None  # somebody waits until no flight is left
         self._prefix = secrets.token_hex(6)
         self._numbers = count(1)
 
@@ -74,9 +77,11 @@ class Handler:
         """Answer ``request``, whatever happens."""
         match = self._planner.match(request.method, request.raw_path)
         lease_id = f"{self._prefix}-{next(self._numbers):x}"
-        exchange = Exchange(request, match, lease_id, self._clock(), self._carrier.origins)
-        exchange.signs = self._config.face.headers()
+        own_id, signs = id_of(request, lease_id), self._config.face.headers()
+        exchange = Exchange(request, match, lease_id, own_id, self._clock(), self._carrier.origins, signs)
         try:
+            if match.action is Action.GENERATE and not self._tenancy.checks:
+                return await self._generate(exchange)
             return await self._dispatch(exchange)
         except AnswerError as error:
             return exchange.answer(error.answer)
@@ -95,15 +100,23 @@ class Handler:
 
     async def _dispatch(self, exchange: Exchange) -> web.StreamResponse:
         match = exchange.match
-        if match.action is not Action.OWN and (stranger := self._config.tenancy.judge(exchange.request)):
+        if match.action is not Action.OWN and (stranger := self._tenancy.judge(exchange.request)):
             return exchange.answer(errors.bad_request(match.api, stranger))
-        if match.action is Action.GENERATE and match.route is not None:
+        if match.action is Action.GENERATE:
             return await self._generate(exchange)
         if match.action is Action.PASS:
-            return await self._passing.serve(exchange)
+            passed = await self._passing.serve(exchange)
+            self.afterlife.passed(match)
+            return passed
         if match.action is Action.OWN:
             return exchange.answer(self._health() if match.route is HEALTHZ else self._readiness(match))
         return exchange.answer(not_served(match))
+
+    async def landed(self) -> None:
+        """Return when no admitted request is in course."""
+        while self.flights:
+            self._landed = self._landed or asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._landed)
 
     async def _after_defect(self, exchange: Exchange) -> Written:
         if exchange.request.writer.output_size:
@@ -139,43 +152,56 @@ class Handler:
     async def _serve(self, exchange: Exchange, plan: Plan, hold: Hold) -> web.StreamResponse:
         """Admit and run; on another engine where the chosen one certainly never got the request."""
         _count_once(self._metrics, plan)
+        if (full := self.afterlife.refusal(plan.readings[0].parsed, exchange.match.api)) is not None:
+            return exchange.answer(full)
         left: Plan | None = plan
         while left is not None:
-            way = self._choose(exchange, left, again=left is not plan)
-            reading = left.of(way.backend)
+            way, reading = self._choose(exchange, left, again=left is not plan)
             verdict = await self._admit(exchange, way, reading)
             if isinstance(verdict, Reject):
                 return exchange.answer(self._refusal(exchange, verdict))
+            if reading.parsed.background:
+                verdict = self.afterlife.taken(verdict, reading, exchange.request.headers)
             with verdict as lease:
                 self._let_in(way, reading, left)
                 hold.body = reading.body
                 left = left.without(way.backend)
                 run = self._run(exchange, way, lease, hold, last=left is None)
-                done = await (self._to_the_end(run) if way.backend.drains else run)
-            if isinstance(exchange.relayed, Metered):
-                await _learn(reading, exchange.relayed)
+                drains = way.backend.drains
+                if isinstance(lease, BackgroundLease):
+                    done = await lease.carried(run, to_the_end=drains)
+                else:
+                    done = await (self._to_the_end(run) if drains else run)
+            if not lease.ended:  # it is generated on in the background
+                exchange.end = None
+            if exchange.metered is not None:
+                await _learn(reading, exchange.metered)
             if done is not None:
                 return done
         raise AssertionError("the last engine's answer is an answer")
 
-    def _choose(self, exchange: Exchange, plan: Plan, *, again: bool) -> Way:
+    def _choose(self, exchange: Exchange, plan: Plan, *, again: bool) -> tuple[Way, Reading]:
+        reading, several = plan.readings[0], self._ways.several
+        if not several and len(reading.backend.lanes) == 1:
+            return Way(reading.backend, reading.backend.lanes[0], ChoiceReason.ONLY), reading
         way = self._ways.choose(plan.shapes(), plan.prefixes, rank=plan.rank)
-        if self._ways.several:
+        if several:
             tell(exchange, way.backend, plan.model)
-        if self._ways.several or len(way.backend.lanes) > 1:
-            reason = ChoiceReason.MAKER if plan.bound else ChoiceReason.MOVED if again else way.reason
+        reason = ChoiceReason.MAKER if plan.bound else ChoiceReason.MOVED if again else way.reason
+        if several or len(way.backend.lanes) > 1:
             self._metrics.chosen(way.backend.name, reason)
-        exchange.match = plan.of(way.backend).match
-        return way
+        reading = plan.of(way.backend)
+        exchange.match = reading.match
+        return way, reading
 
     async def _admit(self, exchange: Exchange, way: Way, reading: Reading) -> LeaseHandle | Reject:
         parsed = reading.parsed
+        shape = parsed.shape
         exchange.stream = parsed.stream
         exchange.keeps = parsed.begun is not None
-        exchange.prompt_tokens = sum(parsed.shape.prompts)
+        exchange.prompt_tokens = sum(shape.prompts)
         asked = self._clock()
-        keeper = way.lane.keeper
-        verdict = await keeper.admit(exchange.lease_id, parsed.shape, exchange.id, len(reading.body))
+        verdict = await way.lane.keeper.admit(exchange.lease_id, shape, exchange.id, len(reading.body))
         self._metrics.decided(self._clock() - asked - (verdict.waited_s or 0.0))
         if isinstance(verdict, Reject):
             exchange.reject = verdict.reason
@@ -184,7 +210,7 @@ class Handler:
     def _let_in(self, way: Way, reading: Reading, plan: Plan) -> None:
         """What is remembered of an admitted request. Inside its lease: nothing here may lose it."""
         self._config.face.admitted()
-        if prefixes := reading.parsed.shape.prefixes or plan.prefixes:
+        if any(prefixes := reading.parsed.shape.prefixes or plan.prefixes):
             way.lane.warm.took(prefixes, way.lane.keeper.gate.scales().capacity_tokens)
 
     async def _run(
@@ -196,13 +222,11 @@ class Handler:
         """
         flight, response, carrier = Flight(), None, self._carrier
         self.flights.add(flight)
-        self.idle.clear()
         try:
             response = await carrier.ask(exchange, way.backend, hold, way.lane.rank)
             return await self._relay(exchange, way, lease, response)
         except UpstreamError as error:
-            timed_out = isinstance(error, UpstreamTimeoutError)
-            _end(exchange, lease, EndReason.TIMEOUT if timed_out else EndReason.ENGINE_ERROR)
+            _end(exchange, lease, _word_for(error, lease))
             answer = carrier.failed(exchange, way.backend, error)
             if isinstance(error, ConnectError) and not (last or error.own):
                 return None
@@ -219,12 +243,13 @@ class Handler:
             return await self._cut(exchange)
         finally:
             self.flights.discard(flight)
-            if not self.flights:
-                self.idle.set()
-            if response is not None:
+            if self._landed is not None and not self.flights:
+                self._landed.set_result(None)
+                self._landed = None
+            if response is not None and not response.finished:
                 response.abort()
-            if isinstance(exchange.relayed, Metered):
-                exchange.end = exchange.relayed.end
+            if exchange.metered is not None:
+                exchange.end = exchange.metered.end
 
     async def _relay(self, exchange: Exchange, way: Way, lease: LeaseHandle, response: Response) -> Written:
         if self._carrier.peeks and (refusal := await self._carrier.refusal_in(response)):
@@ -232,9 +257,12 @@ class Handler:
             return exchange.answer(refusal)
         stream = self._carrier.stream(exchange, response)
         tail = AnswerTail(stream=exchange.stream) if exchange.keeps else None
-        watch = self._watch(exchange, way)
-        exchange.relayed = Metered(response, stream, self._clock, lease, watch=watch, tail=tail)
-        return await self._carrier.relay(exchange, exchange.relayed)
+        watch: Along | None = self._watch(exchange, way) if self._ways.several else None
+        if isinstance(lease, BackgroundLease):
+            watch = lease.reading(lambda name: self._ways.makers.made(name, way.backend))
+        metered = Metered(response, stream, self._clock, lease, watch=watch, tail=tail)
+        exchange.relayed = exchange.metered = metered
+        return await self._carrier.relay(exchange, metered)
 
     async def _to_the_end(self, run: Coroutine[Any, Any, T]) -> T:
         """A client that leaves is not told to the engine: its answer is read on, and the lease kept."""
@@ -248,7 +276,7 @@ class Handler:
     def _watch(self, exchange: Exchange, way: Way) -> IdWatch | None:
         """Of several engines, remember which one keeps a stored response."""
         route = exchange.match.route
-        if not self._ways.several or route is None or route.form is not Form.RESPONSES:
+        if route is None or route.form is not Form.RESPONSES:
             return None
         return IdWatch(lambda response_id: self._ways.makers.made(response_id, way.backend))
 
@@ -289,6 +317,13 @@ async def _learn(reading: Reading, relayed: Metered) -> None:
         await reader.remember(reading.parsed, relayed.tail.document())
 
 
+def _word_for(error: UpstreamError, lease: LeaseHandle) -> EndReason:
+    """How a lease ends whose request got no answer."""
+    if isinstance(error, ConnectError):
+        not_sent(lease)
+    return EndReason.TIMEOUT if isinstance(error, UpstreamTimeoutError) else EndReason.ENGINE_ERROR
+
+
 async def _over(task: "asyncio.Task[Any]") -> None:
     """Return when ``task`` is over; whoever cancels this cancels it."""
     try:
@@ -302,8 +337,8 @@ async def _over(task: "asyncio.Task[Any]") -> None:
 
 def _end(exchange: Exchange, lease: LeaseHandle, reason: EndReason) -> None:
     """End the lease, with what was read of the answer if there was one."""
-    if isinstance(exchange.relayed, Metered):
-        exchange.relayed.close(reason)
+    if exchange.metered is not None:
+        exchange.metered.close(reason)
     else:
         exchange.end = reason
         lease.end(reason)

@@ -27,23 +27,43 @@ _HOP_BY_HOP = frozenset(
 )
 _NOT_UPSTREAM = _HOP_BY_HOP | {b"host", b"content-length", b"expect"}
 _UNFRAMED = _HOP_BY_HOP | {b"content-length"}
+_NOTABLE = frozenset(
+    {
+        b"cache-control",
+        b"connection",
+        b"host",
+        b"x-accel-buffering",
+        b"x-forwarded-host",
+        b"x-forwarded-proto",
+        b"x-request-id",
+    }
+)
 _REASONS = {status.value: status.phrase.encode("ascii") for status in HTTPStatus}
 
 
-def _kept(headers: RawHeaders, dropped: frozenset[bytes]) -> tuple[Headers, set[bytes]]:
-    """What travels on, and the names (in lower case) of everything that came."""
-    kept, present = Headers(), set[bytes]()
+def _kept(headers: RawHeaders, dropped: frozenset[bytes]) -> tuple[Headers, dict[bytes, bytes]]:
+    """What travels on, and the first value of every name (in lower case) of ``_NOTABLE`` that came."""
+    kept: Headers = []
+    noted: dict[bytes, bytes] = {}
     for header in headers:
         name = header[0].lower()
-        present.add(name)
+        if name in _NOTABLE:
+            noted.setdefault(name, header[1])
         if name not in dropped:
             kept.append(header)
-    if b"connection" in present:
-        values = [value.lower() for name, value in headers if name.lower() == b"connection"]
-        nominated = {word.strip() for value in values for word in value.split(b",")}
-        kept = [header for header in kept if header[0].lower() not in nominated]
-        present -= nominated
-    return kept, present
+    if b"connection" in noted:
+        kept = _without_nominated(kept, noted, headers)
+    return kept, noted
+
+
+def _without_nominated(kept: Headers, noted: dict[bytes, bytes], headers: RawHeaders) -> Headers:
+    values = [value.lower() for name, value in headers if name.lower() == b"connection"]
+    if values == [b"keep-alive"]:
+        return kept
+    nominated = {word.strip() for value in values for word in value.split(b",")}
+    for name in nominated:
+        noted.pop(name, None)
+    return [header for header in kept if header[0].lower() not in nominated]
 
 
 def for_engine(headers: RawHeaders, *, peer: str | None, scheme: str, request_id: str) -> Headers:
@@ -52,8 +72,8 @@ def for_engine(headers: RawHeaders, *, peer: str | None, scheme: str, request_id
     The peer is appended to X-Forwarded-For as a line of its own: the client's lines stay untouched.
     """
     kept, present = _kept(headers, _NOT_UPSTREAM)
-    if b"host" in present and b"x-forwarded-host" not in present:
-        kept.append((b"X-Forwarded-Host", next(value for name, value in headers if name.lower() == b"host")))
+    if (host := present.get(b"host")) is not None and b"x-forwarded-host" not in present:
+        kept.append((b"X-Forwarded-Host", host))
     if peer is not None:
         kept.append((b"X-Forwarded-For", peer.encode("ascii", "replace")))
     if b"x-forwarded-proto" not in present:

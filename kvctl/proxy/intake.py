@@ -42,11 +42,13 @@ class Hold:
 
     def grow(self, size: int) -> bool:
         """Hold ``size`` bytes at least; False: the process has no room for them."""
-        more = max(size - self.size, 0)
-        if self._intake.held + more > self._intake.config.max_body_bytes_total:
-            return False
-        self._intake.held += more
-        self.size += more
+        more = size - self.size
+        if more > 0:
+            intake = self._intake
+            if intake.held + more > intake.config.max_body_bytes_total:
+                return False
+            intake.held += more
+            self.size = size
         return True
 
     def __enter__(self) -> Self:
@@ -58,8 +60,9 @@ class Hold:
     def drop(self) -> None:
         """The body is not needed any more."""
         self.body = None
-        self._intake.held -= self.size
-        self.size = 0
+        if self.size:
+            self._intake.held -= self.size
+            self.size = 0
 
 
 class Intake:
@@ -76,21 +79,17 @@ class Intake:
 
     async def read(self, request: web.BaseRequest, api: Api, hold: Hold) -> bytes:
         """The whole body, kept in ``hold`` too. Raises AnswerError; the rest is then left unread."""
-        declared = request.content_length or 0
-        if declared > self.config.max_body_bytes:
-            raise self._too_large(api)
-        if not hold.grow(declared):
-            raise self._no_memory(api)
         content = request.content
-        if not declared and not _is_plainly_framed(request):
+        if not _is_plainly_framed(request):
             self._metrics.fault(ProxyFault.MALFORMED_HTTP)
             raise AnswerError(errors.malformed_http("its Transfer-Encoding is not chunked alone", 501))
-        if not content.is_eof():
+        if content.is_eof():
+            self._charge(content.total_bytes, api, hold)
+            hold.body = content.read_nowait()
+        else:
+            self._charge(request.content_length or 0, api, hold)
             self._invite(request)
             hold.body = await self._read_on(request, api, hold)
-        else:
-            hold.body = content.read_nowait()
-            self._charge(len(hold.body), api, hold)
         return hold.body
 
     async def _read_on(self, request: web.BaseRequest, api: Api, hold: Hold) -> bytes:

@@ -79,7 +79,6 @@ def read_object(body: bytes) -> dict[str, Any] | BadRequest:
     """The JSON object in ``body``, or the engine's answer to what is none. Never raises."""
     if not body:
         return malformed("missing", "body", "Field required", "None")
-    searched = body
     try:
         data, searched = _parse(body)
     except json.JSONDecodeError as error:
@@ -88,6 +87,9 @@ def read_object(body: bytes) -> dict[str, Any] | BadRequest:
         return BadRequest(message="There was an error parsing the body")
     if not isinstance(data, dict):
         return _no_object(data)
+    colons = body.count(b":") if searched is body else 0
+    if colons == len(data) or colons == _pairs(data):
+        return data  # every pair has its colon: none is left for a second one of a key
     twice = _repeated(searched, data)
     return data if twice is None else _ambiguous(twice)
 
@@ -103,6 +105,18 @@ def _parse(body: bytes) -> tuple[Any, bytes]:
         return _decode(body), body
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return json.loads(body), body
+
+
+def _pairs(data: dict[str, Any]) -> int:
+    """Pairs of keys and values that certainly stand in the body: at the top, and in objects right below."""
+    found = len(data)
+    for value in data.values():
+        if type(value) is list:
+            if set(map(type, value)) == {dict}:
+                found += sum(map(len, value))
+        elif type(value) is dict:
+            found += len(value)
+    return found
 
 
 def _invalid_json(error: json.JSONDecodeError) -> BadRequest:

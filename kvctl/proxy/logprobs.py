@@ -15,6 +15,7 @@ _FIELDS = (
     *("top_logprobs_num", "top_n_tokens"),  # SGLang's and TGI's
 )
 _NESTED = ("sampling_params", "parameters")  # objects, or lists of them
+_LOOKED_AT = frozenset((*_FIELDS, *_NESTED))
 _WHOLE_VOCABULARY = -1
 
 
@@ -23,7 +24,7 @@ def too_many_logprobs(data: Mapping[str, Any], most: int | None) -> BadRequest |
 
     A number that the engine's validation refuses is left to the engine, as is chat's switch ``logprobs``.
     """
-    if most is None:
+    if most is None or _LOOKED_AT.isdisjoint(data):
         return None
     nested = [data[key] for key in _NESTED if key in data]
     for place in (data, *nested) if nested else (data,):

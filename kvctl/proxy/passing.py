@@ -19,6 +19,7 @@ from kvctl.proxy.headers import for_engine
 from kvctl.proxy.intake import Hold, Intake
 from kvctl.proxy.limits import BadRequest
 from kvctl.proxy.merge import Entry, merged, model_list, one_model
+from kvctl.proxy.peek import peek
 from kvctl.proxy.planning import Planner, as_known
 from kvctl.proxy.response import UpstreamError
 from kvctl.proxy.routes import Action, Match
@@ -76,7 +77,7 @@ class Passing:
     def _backend_for(self, exchange: Exchange, hold: Hold) -> Backend | BadRequest:
         if not self._dispatch.several:
             return self._dispatch.backends[0]
-        model = self._planner.look(hold.body).model if hold.body else ""
+        model = peek(hold.body).model if hold.body else ""
         found = self._by_name(exchange.match) or self._by_maker(exchange.match)
         if found is None:
             knowing = [each for each in self._dispatch.backends if self._knows(each, exchange.request)]

@@ -16,11 +16,9 @@ from kvctl.proxy.bodies import Parsed
 from kvctl.proxy.carrying import RANK_HEADER
 from kvctl.proxy.dispatch import Dispatch
 from kvctl.proxy.limits import BadRequest
-from kvctl.proxy.peek import Peek, peek, renamed
+from kvctl.proxy.peek import peek, renamed
 from kvctl.proxy.routes import Action, LiveRouter, Match
 from kvctl.proxy.seams import Backend, ProxyConfig
-
-_NO_PEEK = Peek()
 
 
 class Reading(msgspec.Struct, frozen=True):
@@ -65,23 +63,25 @@ class Planner:
 
     def __init__(self, dispatch: Dispatch, config: ProxyConfig) -> None:
         self._dispatch = dispatch
+        self._several = dispatch.several
         self._tenancy = config.tenancy
         self._routers = {
             backend.name: LiveRouter(
-                [backend.engine],
+                backend.engine,
                 opened=config.opened,
                 admin_opened=config.admin_opened,
                 base_path=config.base_path,
             )
             for backend in dispatch.backends
         }
+        self._first_router = self._routers[dispatch.backends[0].name]
 
     def match(self, method: str, target: str) -> Match:
         """What a request line means: to the first engine that knows the route, whatever its kind."""
-        routers = iter(self._routers.values())
-        first = next(routers).match(method, target)
-        if first.action is not Action.NOT_FOUND:
+        first = self._first_router.match(method, target)
+        if first.action is not Action.NOT_FOUND or not self._several:
             return first
+        routers = tuple(self._routers.values())[1:]
         others = (router.match(method, target) for router in routers)
         return next((match for match in others if match.action is not Action.NOT_FOUND), first)
 
@@ -89,20 +89,21 @@ class Planner:
         """What a request line means to one engine."""
         return self._routers[backend.name].match(request.method, request.raw_path)
 
-    def look(self, body: bytes) -> Peek:
-        """A first look at a body, where there is anything to choose."""
-        dispatch = self._dispatch
-        return peek(body) if dispatch.several or len(dispatch.backends[0].lanes) > 1 else _NO_PEEK
-
     async def plan(self, request: web.BaseRequest, match: Match, body: bytes) -> Plan | BadRequest:
         """Who may serve a request whose ``match`` is metered by some engine, or an answer."""
-        seen, backends = self.look(body), self._dispatch.backends
-        if not self._dispatch.several:
-            parsed = await self._parsed(backends[0], match.route, request, body)
-            if isinstance(parsed, BadRequest):
-                return parsed
-            rank = request.headers.get(RANK_HEADER) if len(backends[0].lanes) > 1 else None
-            return Plan("", seen.prefixes, rank, (Reading(backends[0], match, body, parsed),))
+        if self._several:
+            return await self._plan_several(request, body)
+        backend = self._dispatch.backends[0]
+        parsed = await self._parsed(backend, match.route, request, body)
+        if isinstance(parsed, BadRequest):
+            return parsed
+        reading = (Reading(backend, match, body, parsed),)
+        if len(backend.lanes) == 1:
+            return Plan("", (), None, reading)
+        return Plan("", peek(body).prefixes, request.headers.get(RANK_HEADER), reading)
+
+    async def _plan_several(self, request: web.BaseRequest, body: bytes) -> Plan | BadRequest:
+        seen, backends = peek(body), self._dispatch.backends
         maker = self._dispatch.makers.of(seen.previous) if seen.previous else None
         matches = {backend: self.match_of(backend, request) for backend in backends}
         knowing = [backend for backend, each in matches.items() if each.action is Action.GENERATE]

@@ -36,12 +36,14 @@ def completion_prompts(
     data: Mapping[str, Any], vocab_size: int | None, embeds_bytes_per_token: int
 ) -> Prompts | BadRequest:
     """The prompts of a completion body, or the engine's answer to what it refuses for certain."""
-    embeds = _embeds(data.get("prompt_embeds"), embeds_bytes_per_token)
+    embeds = _embeds(data["prompt_embeds"], embeds_bytes_per_token) if "prompt_embeds" in data else ()
     prompt = data.get("prompt")
     if prompt is None or prompt in ("", []):
         return Prompts(embeds=embeds, doubtful=True) if embeds else (_NONE if prompt == [] else _EMPTY)
     found = _prompt(prompt, vocab_size)
     if isinstance(found, BadRequest):
+        return found
+    if not (found.texts or embeds):
         return found
     suffix = data.get("suffix")  # of the few models that fill in the middle: it joins the prompt
     texts = (
@@ -63,7 +65,9 @@ def _prompt(prompt: Any, vocab_size: int | None, field: str = "prompt") -> Promp
         return Prompts(texts=(prompt,))
     if not isinstance(prompt, list):
         return malformed("string_type", f"body.{field}", "Input should be a valid string", str(prompt)[:200])
-    kinds = {type(item) for item in prompt}
+    kinds = set(map(type, prompt))
+    if kinds == {int}:
+        return outside_vocabulary(prompt, vocab_size, field) or Prompts(ids=(len(prompt),), lists=(prompt,))
     if kinds == {str}:
         return Prompts(texts=tuple(prompt))
     if kinds == {list}:
@@ -78,7 +82,7 @@ def _prompt(prompt: Any, vocab_size: int | None, field: str = "prompt") -> Promp
 def _token_lists(lists: list[list[Any]], vocab_size: int | None, field: str) -> Prompts | BadRequest:
     plain = True
     for ids in lists:
-        if {type(item) for item in ids} <= {int}:
+        if set(map(type, ids)) <= {int}:
             if bad := outside_vocabulary(ids, vocab_size, field):
                 return bad
         else:

@@ -345,12 +345,26 @@ class Response:
             self._waiter.set_result(None)
 
 
+_SIZES = {
+    b"%x" % size: size for size in range(1, 4096)
+}  # of most events' chunks, as written
+
+
 def payload_of(data: bytes) -> bytes:
     """What whole chunks carry, each with a head in its plainest form; empty where they are anything else.
 
     The last chunk, extensions and parts of chunks are the parser's.
     """
-    pieces, at, length = list[bytes](), 0, len(data)
+    border = data.find(b"\r\n", 1, 9)
+    size = _SIZES.get(data[:border])
+    if size is not None and len(data) == border + size + 4 and data.endswith(b"\r\n"):
+        return data[border + 2 : -2]
+    return _payloads_of(data)
+
+
+def _payloads_of(data: bytes) -> bytes:
+    pieces: list[bytes] = []
+    at, length = 0, len(data)
     while at < length:
         border = data.find(b"\r\n", at, at + 9)
         if border < 0:

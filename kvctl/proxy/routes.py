@@ -5,8 +5,8 @@ slashes gone, the base path taken off), that form is looked up, and that form is
 spelling is never matched in one way and forwarded in another. Case counts, as it does in the engines.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from urllib.parse import quote, unquote_to_bytes
 
@@ -42,16 +42,13 @@ class Match:
     route: Route | None = None
     hint: str = ""
     allow: str = ""
+    api: Api = field(init=False)  # whose error format to answer in
+    name: str = field(init=False)  # metric label of the route; never the caller's own words
 
-    @property
-    def api(self) -> Api:
-        """Whose error format to answer in."""
-        return self.route.api if self.route is not None else Api.OPENAI
-
-    @property
-    def name(self) -> str:
-        """Metric label of the route; never the caller's own words."""
-        return self.route.name if self.route is not None else "unknown"
+    def __post_init__(self) -> None:
+        route = self.route
+        object.__setattr__(self, "api", Api.OPENAI if route is None else route.api)
+        object.__setattr__(self, "name", "unknown" if route is None else route.name)
 
 
 def normalise(target: str, base_path: str = "") -> tuple[str, str] | None:
@@ -197,40 +194,32 @@ class Router:
 
 
 class LiveRouter:
-    """A router over engines whose kind is found out, or changes, while kvctl runs.
-
-    Where two engines have a route of one method and path, the first engine's counts.
-    """
+    """A router over an engine whose kind is found out, or changes, while kvctl runs."""
 
     def __init__(
         self,
-        engines: Sequence[Engine],
+        engine: Engine,
         *,
         opened: Iterable[str] = (),
         admin_opened: Iterable[str] = (),
         base_path: str = "",
     ) -> None:
-        self._engines = tuple(engines)
+        self._engine = engine
         self._opened, self._admin_opened, self._base_path = tuple(opened), tuple(admin_opened), base_path
-        self._tables = [engine.routes for engine in self._engines]
+        self._table = engine.routes
         self._router = self._build()
 
     def match(self, method: str, target: str) -> Match:
-        """What ``method target`` (as on the request line) means to the engines that are there now."""
-        for engine, table in zip(self._engines, self._tables, strict=True):
-            if engine.routes is not table:
-                self._tables = [each.routes for each in self._engines]
-                self._router = self._build()
-                break
+        """What ``method target`` (as on the request line) means to the engine that is there now."""
+        table = self._engine.routes
+        if table is not self._table:
+            self._table = table
+            self._router = self._build()
         return self._router.match(method, target)
 
     def _build(self) -> Router:
-        routes: dict[tuple[str, str], Route] = {}
-        for table in self._tables:
-            for route in table:
-                routes.setdefault((route.method, route.path), route)
         return Router(
-            routes.values(),
+            self._table,
             opened=self._opened,
             admin_opened=self._admin_opened,
             base_path=self._base_path,

@@ -73,6 +73,7 @@ class ProxyConfig:
     first_event_peek: float = 0.0  # most that a stream's head is held for its first event; 0: not at all
     stream_heartbeat: float = 0.0  # silence of an event stream until a comment is sent; 0: never
     tokenize_concurrency: int = 16  # of passed POST routes such as /tokenize
+    background_responses: int = 1000  # most that are generated in the background at once; 0: none may be
     base_path: str = ""
     opened: tuple[str, ...] = ()  # routes.pass
     admin_opened: tuple[str, ...] = ()  # routes.admin_pass
@@ -107,6 +108,7 @@ class Backend:
     aliases: Mapping[str, str] = field(default_factory=dict)
     tokenizer: str = ""
     drains: bool = False
+    authorization: str | None = field(default=None, repr=False)  # kvctl's own, for what it asks itself
 
     @property
     def serving(self) -> bool:

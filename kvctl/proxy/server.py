@@ -38,7 +38,9 @@ _QUOTED_MAX = 300  # characters of a malformed request that its sender is shown
 class ClientConnection(web.RequestHandler):
     """One client's connection; knows since when it owes the head of a request."""
 
-    __slots__ = ("_complain", "_house", "_metrics", "_wire", "closing_since", "owing_since", "serving")
+    __slots__ = (
+        "_complain", "_held_back", "_house", "_metrics", "_wire", "closing_since", "owing_since", "serving",
+    )  # fmt: skip
 
     def __init__(self, server: "ClientServer", metrics: ProxyMetrics, **options: Any) -> None:
         super().__init__(server, loop=asyncio.get_running_loop(), **options)
@@ -46,6 +48,7 @@ class ClientConnection(web.RequestHandler):
         self._house = server
         self._complain = server.complain
         self._wire: asyncio.Transport | None = None  # aiohttp forgets its own when it begins to close
+        self._held_back = False
         self.owing_since: float | None = None
         self.closing_since: float | None = None
         self.serving = False
@@ -81,6 +84,17 @@ class ClientConnection(web.RequestHandler):
         if self.owing_since is None and not self.serving:
             self.owing_since = time.monotonic()
         super().data_received(data)
+
+    def pause_reading(self) -> None:
+        """A body comes faster than it is read."""
+        self._held_back = True
+        super().pause_reading()
+
+    def resume_reading(self, resume_parser: bool = True) -> None:
+        """Read on, where reading was held back: aiohttp asks for that at each piece of each body."""
+        if self._held_back:
+            self._held_back = False
+            super().resume_reading(resume_parser)
 
     def handle_error(
         self,
@@ -235,8 +249,8 @@ class Proxy:
 
     @property
     def in_flight(self) -> int:
-        """Admitted requests whose handlers run."""
-        return len(self._handler.flights)
+        """Admitted requests whose handlers run, and responses that are generated on in the background."""
+        return len(self._handler.flights) + self._handler.afterlife.alone
 
     @property
     def body_bytes(self) -> int:
@@ -262,14 +276,17 @@ class Proxy:
     async def drain(self, timeout: float) -> None:  # noqa: ASYNC109 - the end of a drain is a cut, not an error
         """Return when no admitted request is left; after ``timeout`` seconds, cut those that are.
 
+        What the engine generates in the background is waited for too, and then left to it: it is never cut.
         New requests are the gate's to refuse meanwhile: it must have been told of the drain.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
-                await self._handler.idle.wait()
+                await self._handler.landed()
+                await self._handler.afterlife.idle.wait()
         for flight in tuple(self._handler.flights):
             flight.cut()
-        await self._handler.idle.wait()
+        await self._handler.landed()
+        self._handler.afterlife.let_go()
 
     async def close(self) -> None:
         """Stop listening, cut what still runs, close every connection."""
@@ -281,6 +298,7 @@ class Proxy:
         if self._server is not None:
             await self._hear_out(self._server)
         await self.drain(0)
+        await self._handler.afterlife.close()
         if self._server is not None:
             self._server.pre_shutdown()
             await self._server.shutdown(0.5)

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import msgspec
 
+from kvctl.proxy.alike import Alike, alike
 from kvctl.proxy.dialects import Events, Findings, Usage, read_answer, take_finish, take_usage
 
 __all__ = ["Findings", "JsonSniffer", "NoSniffer", "Sniffer", "StreamSniffer", "sniffer_for"]
@@ -19,6 +20,7 @@ MAX_EVENT = 256 * 1024  # bytes
 MAX_JSON = 64 * 1024  # bytes of a plain answer that are kept, from its end
 
 _BORDER = b"\n\n"
+_TRIES = 8  # events of a stream that are taken for models of others
 
 
 class Sniffer(Protocol):
@@ -49,7 +51,7 @@ def _is_plain_event(data: bytes) -> bool:
 class StreamSniffer:
     """Reads a server-sent event stream. Lines may end in LF, CRLF or CR."""
 
-    __slots__ = ("_events", "_skip_lf", "_skipping", "_tail", "found")
+    __slots__ = ("_alike", "_events", "_skip_lf", "_skipping", "_tail", "_tries", "found")
 
     def __init__(self) -> None:
         self._events = Events()
@@ -57,6 +59,8 @@ class StreamSniffer:
         self._tail = bytearray()  # of an event that is not over, line ends made LF
         self._skip_lf = False  # the last byte was a CR: an LF now belongs to it
         self._skipping = False  # inside an event that is too large to be read
+        self._alike: Alike | None = None  # how events look that need not be decoded
+        self._tries = _TRIES
 
     @property
     def at_border(self) -> bool:
@@ -65,12 +69,16 @@ class StreamSniffer:
 
     def feed(self, data: bytes) -> int:
         """More of the stream; returns the output tokens that it brought."""
+        tail, known = self._tail, self._alike
+        whole = not (tail or self._skipping or self._skip_lf)
+        if whole and known is not None and data.endswith(_BORDER) and known.fits(data[:-2]):
+            self._events.piece(known.index)
+            return 1
         before = self.found.tokens
         if self._skip_lf or b"\r" in data:
             data = self._plain_line_ends(data)
-        tail = self._tail
-        if not (tail or self._skipping) and _is_plain_event(data):
-            self._events.read(data[6:-2])
+        if whole and _is_plain_event(data):
+            self._line(data[:-2])
             return self.found.tokens - before
         if tail or self._skipping:
             start = max(len(tail) - 1, 0)
@@ -115,11 +123,22 @@ class StreamSniffer:
             self.found.tokens += 1
             return
         if block.startswith(b"data: ") and b"\n" not in block:
-            self._events.read(block[6:])
+            self._line(block)
             return
         values = [line[5:].removeprefix(b" ") for line in block.split(b"\n") if line.startswith(b"data:")]
-        if values:
-            self._events.read(b"\n".join(values))
+        if values and not self._events.read(b"\n".join(values)):
+            self._alike = None
+
+    def _line(self, event: bytes) -> None:
+        """An event in one line."""
+        known = self._alike
+        if known is not None and known.fits(event):
+            self._events.piece(known.index)
+        elif not self._events.read(event[6:]):
+            self._alike = None  # its news may change what the others mean
+        elif self._tries:
+            self._tries -= 1
+            self._alike = alike(event)
 
 
 # --- plain answers ----------------------------------------------------------------------------------

@@ -194,6 +194,8 @@ class Settings(BaseSettings):
     """Longest hold of a stream's status for its first event, to tell an error inside a 200; 0: no hold."""
     stream_heartbeat: t.Duration = Field(default=0.0, ge=0, le=HOUR)
     """Silence of an event stream after which its caller gets a comment, between two events; 0: never."""
+    background_responses: t.Count = Field(default=1000, ge=0, le=100_000)
+    """Most responses that are generated in the background at once; 0: background=true is refused."""
     upstream_read_timeout: t.MaybeDuration = Field(default=None, ge=10 * MS, le=DAY)
     """Longest silence of the engine within one answer."""
     drain_timeout: t.Duration = Field(default=600.0, ge=0, le=DAY)

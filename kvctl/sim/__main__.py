@@ -30,6 +30,7 @@ async def _serve(server: SimServer, host: str, port: int, *, with_stdin: bool) -
 @click.option("--max-num-seqs", default=256, show_default=True)
 @click.option("--max-num-batched-tokens", default=2048, show_default=True)
 @click.option("--prefix-caching/--no-prefix-caching", default=False, show_default=True)
+@click.option("--keep-responses", is_flag=True, help="Store /v1/responses, and generate in the background.")
 @click.option("--with-stdin", is_flag=True, help="Stop when standard input ends.")
 @click.option("--seed", default=1, show_default=True, help="Decides answer lengths that no request says.")
 def main(
@@ -44,6 +45,7 @@ def main(
     max_num_seqs: int,
     max_num_batched_tokens: int,
     prefix_caching: bool,
+    keep_responses: bool,
     seed: int,
     with_stdin: bool,
 ) -> None:
@@ -57,7 +59,8 @@ def main(
         max_num_batched_tokens=max_num_batched_tokens,
         prefix_caching=prefix_caching,
     )
-    uvloop.run(_serve(SimServer(config, model=model, seed=seed), host, port, with_stdin=with_stdin))
+    server = SimServer(config, model=model, seed=seed, keeps_responses=keep_responses)
+    uvloop.run(_serve(server, host, port, with_stdin=with_stdin))
 
 
 if __name__ == "__main__":

@@ -68,6 +68,7 @@ class Call:
     retries_admitted: int = 0
     id: str = ""
     told: int = 0  # tokens that the policy was told of
+    asked_at: float | None = None  # when its last try was made
     first_at: float | None = None
     ended_at: float | None = None
     output: int = 0
@@ -169,7 +170,7 @@ class _World:
     def _try(self, call: Call) -> None:
         call.tries += 1
         call.id = f"{call.row.number}-{call.tries}"
-        call.told = 0
+        call.told, call.asked_at = 0, self._now
         if self._engine is None:
             self._turned_away(call, {}, final=False)
             return

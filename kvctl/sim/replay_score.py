@@ -42,6 +42,11 @@ def ttft(call: Call) -> float | None:
     return None if call.first_at is None else call.first_at - call.row.at_s
 
 
+def taken_in(call: Call) -> float | None:
+    """Seconds from the attempt that got in to the first token."""
+    return None if call.first_at is None or call.asked_at is None else call.first_at - call.asked_at
+
+
 def tpot(call: Call) -> float | None:
     """Seconds per output token after the first, of a complete answer."""
     if call.ended_at is None or call.first_at is None:

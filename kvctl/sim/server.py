@@ -5,7 +5,6 @@ tests: ``engine.pause`` (wedged: /health and /metrics answer, no token moves), `
 (every connection is reset, nothing listens any more).
 """
 
-import asyncio
 from typing import Any
 
 from aiohttp import web
@@ -15,7 +14,9 @@ from kvctl.sim import page, text
 from kvctl.sim.answers import Answer
 from kvctl.sim.engine import SimulatedEngine
 from kvctl.sim.requests import Generation, Reader, RefusedError, check_model, parse_json
-from kvctl.sim.scheduler import EngineConfig, Finish, Sequence
+from kvctl.sim.responses import Responses
+from kvctl.sim.running import Run
+from kvctl.sim.scheduler import EngineConfig, Finish
 
 MAX_BODY_BYTES = 256 * 1024 * 1024
 
@@ -23,13 +24,16 @@ MAX_BODY_BYTES = 256 * 1024 * 1024
 class SimServer:
     """An engine behind HTTP. ``await start()``, then ``url``; ``await close()`` at the end."""
 
-    def __init__(self, config: EngineConfig, *, model: str = "sim", seed: int = 1) -> None:
+    def __init__(
+        self, config: EngineConfig, *, model: str = "sim", seed: int = 1, keeps_responses: bool = False
+    ) -> None:
         self.engine = SimulatedEngine(config)
         self.model = model
         self.port = 0
         self._host = ""
         self._reader = Reader(config, model, seed)
         self._serial = 0
+        self.responses = Responses(self.engine, self._reader, self._take_serial, model, keeps=keeps_responses)
         self._runner: web.AppRunner | None = None
 
     @property
@@ -49,6 +53,7 @@ class SimServer:
 
     async def close(self) -> None:
         """Stop stepping and listening; open connections are closed."""
+        await self.responses.close()
         await self.engine.close()
         if self._runner is not None:
             await self._runner.cleanup()
@@ -74,6 +79,7 @@ class SimServer:
         app.router.add_post("/generate", self._plain)
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/v1/completions", self._completions)
+        self.responses.add_to(app)
         return app
 
     async def _health(self, _request: web.Request) -> web.Response:
@@ -135,7 +141,7 @@ class SimServer:
         return await self._answer(request, self._reader.read(parse_json(await request.read()), chat=chat))
 
     async def _answer(self, request: web.Request, generation: Generation) -> web.StreamResponse:
-        run = _Run(self.engine, generation, self._take_serial())
+        run = Run(self.engine, generation, self._take_serial())
         answer = Answer(chat=generation.chat, model=self.model)
         try:
             run.submit()
@@ -150,59 +156,7 @@ class SimServer:
         return self._serial
 
 
-class _Run:
-    """A request's sequences and the tokens that came and were not read yet."""
-
-    def __init__(self, engine: SimulatedEngine, generation: Generation, serial: int) -> None:
-        self.generation = generation
-        self._engine = engine
-        self._tokens: asyncio.Queue[tuple[int, int, Finish | None]] = asyncio.Queue()
-        caps = [cap for cap in generation.max_outputs for _ in range(generation.n)]
-        prompts = [prompt for prompt in generation.prompts for _ in range(generation.n)]
-        each = generation.hashes or ((),) * len(generation.prompts)
-        hashes = [one for one in each for _ in range(generation.n)]
-        self.sequences = [
-            Sequence(id=f"{serial}-{index}", prompt=prompt, max_output=cap, true_output=true, hashes=known)
-            for index, (prompt, cap, true, known) in enumerate(
-                zip(prompts, caps, generation.true_outputs, hashes, strict=True)
-            )
-        ]
-        self._place = {sequence: index for index, sequence in enumerate(self.sequences)}
-        self._open = len(self.sequences)
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Prompt tokens as usage counts them: each prompt once, whatever n."""
-        return sum(self.generation.prompts)
-
-    @property
-    def output_tokens(self) -> int:
-        """Tokens answered so far."""
-        return 0 if self.generation.scoring else sum(sequence.output for sequence in self.sequences)
-
-    def submit(self) -> None:
-        for sequence in self.sequences:
-            self._engine.submit(sequence, self._sink)
-
-    def abort(self) -> None:
-        for sequence in self.sequences:
-            self._engine.abort(sequence)
-
-    def _sink(self, sequence: Sequence, finish: Finish | None) -> None:
-        self._tokens.put_nowait((self._place[sequence], sequence.output - 1, finish))
-
-    async def next(self) -> list[tuple[int, int, Finish | None]]:
-        """The tokens that came since: (sequence, position, finish) each; an empty list at the end."""
-        if not self._open:
-            return []
-        batch = [await self._tokens.get()]
-        while not self._tokens.empty():
-            batch.append(self._tokens.get_nowait())
-        self._open -= sum(finish is not None for _, _, finish in batch)
-        return batch
-
-
-async def _stream(request: web.Request, run: _Run, answer: Answer) -> web.StreamResponse:
+async def _stream(request: web.Request, run: Run, answer: Answer) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
     await response.prepare(request)
     while batch := await run.next():
@@ -215,14 +169,14 @@ async def _stream(request: web.Request, run: _Run, answer: Answer) -> web.Stream
     return response
 
 
-def _event(run: _Run, answer: Answer, index: int, position: int, finish: Finish | None) -> bytes:
+def _event(run: Run, answer: Answer, index: int, position: int, finish: Finish | None) -> bytes:
     if run.generation.scoring:
         return b""
     event = answer.token(index, position, finish)
     return event if position else answer.opening(index) + event
 
 
-async def _whole(run: _Run, answer: Answer) -> dict[str, Any]:
+async def _whole(run: Run, answer: Answer) -> dict[str, Any]:
     finishes: dict[int, Finish] = {}
     while batch := await run.next():
         finishes |= {index: finish for index, _, finish in batch if finish is not None}

@@ -5,6 +5,7 @@ smuggles into a model's name stays a word.
 """
 
 import hashlib
+import json
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -13,7 +14,9 @@ from typing import Any, Protocol
 
 from aiohttp import web
 
+from kvctl.admin.answers import OfNow
 from kvctl.admin.port import DaemonStatus
+from kvctl.admin.turns import ASKED_AT
 from kvctl.web import document
 from kvctl.web.live import Live
 from kvctl.web.recent import Recent
@@ -70,6 +73,7 @@ class StatusPage:
         self._port = port
         self._overrides = overrides
         self._recent = recent
+        self._of_now = OfNow(port.status)
         self._live = Live(self._state, self._history)
         self._assets = {path: _asset(*each) for path, each in _FILES.items()}
 
@@ -83,11 +87,19 @@ class StatusPage:
         """End the streams."""
         await self._live.close()
 
-    async def _once(self, _: web.Request) -> web.Response:
-        return web.json_response(self._state(), headers={"Cache-Control": "no-store"})
+    async def _once(self, request: web.Request) -> web.Response:
+        body = await self._of_now.body("page", self._encoded, request[ASKED_AT])
+        headers = {"Cache-Control": "no-store"}
+        return web.Response(body=body, content_type="application/json", charset="utf-8", headers=headers)
+
+    def _encoded(self, status: DaemonStatus) -> bytes:
+        return json.dumps(self._shown(status)).encode()
 
     def _state(self) -> dict[str, Any]:
-        return document.page(self._port.status(), self._overrides(), self._recent, time.time())
+        return self._shown(self._port.status())
+
+    def _shown(self, status: DaemonStatus) -> dict[str, Any]:
+        return document.page(status, self._overrides(), self._recent, time.time())
 
     def _history(self) -> dict[str, Any]:
         status = self._port.status()

@@ -11,6 +11,7 @@ import pytest
 from kvctl.admin.client import AdminClient
 from kvctl.admin.desk import Desk, Tell
 from kvctl.admin.listeners import OwnedSocket
+from kvctl.admin.pace import Pace
 from kvctl.admin.port import DaemonStatus, LastReload, Reloaded
 from kvctl.admin.reloading import Reloader
 from kvctl.admin.server import AdminApi, AdminServer
@@ -205,7 +206,7 @@ async def office(tmp_path: Path, clocks: Clocks, new_desk: NewDesk) -> AsyncIter
     journal = Journal(100, lambda: clocks.mono, lambda: clocks.wall)
     desk, stand, path = new_desk(applied, journal.tell), Stand(), tmp_path / "kvctl.sock"
     desk.open()
-    server = AdminServer(AdminApi(stand, desk, journal), OwnedSocket(path))
+    server = AdminServer(AdminApi(stand, desk, journal, Pace()), OwnedSocket(path))
     await server.start()
     yield Office(desk, stand, clocks, path, tmp_path / "state", applied, journal)
     await server.close()

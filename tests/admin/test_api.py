@@ -16,6 +16,7 @@ import uvloop
 
 from kvctl.admin.client import AdminClient, RefusedError
 from kvctl.admin.listeners import OwnedSocket
+from kvctl.admin.pace import Pace
 from kvctl.admin.server import AdminApi, AdminServer
 from kvctl.control.journal import Journal
 from kvctl.core.overrides import Knob
@@ -288,7 +289,7 @@ async def test_the_actor_is_whom_the_kernel_says(new_desk: NewDesk, tmp_path: Pa
     with tempfile.TemporaryDirectory() as folder:
         await asyncio.to_thread(Path(folder).chmod, 0o755)
         path = Path(folder) / "kvctl.sock"
-        server = AdminServer(AdminApi(Stand(), desk, JOURNAL), OwnedSocket(path))
+        server = AdminServer(AdminApi(Stand(), desk, JOURNAL, Pace()), OwnedSocket(path))
         await server.start()
 
         def as_nobody() -> "subprocess.CompletedProcess[str]":
@@ -314,7 +315,7 @@ def test_on_the_loop_that_the_daemon_uses(new_desk: NewDesk, tmp_path: Path) -> 
     async def serve() -> None:
         desk = new_desk(applied)
         desk.open()
-        server = AdminServer(AdminApi(Stand(), desk, JOURNAL), OwnedSocket(tmp_path / "s"))
+        server = AdminServer(AdminApi(Stand(), desk, JOURNAL, Pace()), OwnedSocket(tmp_path / "s"))
         await server.start()
         await asyncio.to_thread(AdminClient(tmp_path / "s").put, "/v1/overrides/margin", BODY)
         await server.close()

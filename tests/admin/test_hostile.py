@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import resource
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -157,9 +158,12 @@ async def test_what_is_dear_is_made_once_for_all_who_wait() -> None:
         return [b"page ", b"%d" % made[-1]], "text/plain"
 
     shared = SharedPage(make)
-    assert await shared.get() == (b"page 0", "text/plain")
-    assert set(await asyncio.gather(*(shared.get() for _ in range(100)))) == {(b"page 1", "text/plain")}
-    leaving: list[asyncio.Task[Any]] = [asyncio.create_task(shared.get()) for _ in range(3)]
+    asked = time.perf_counter()
+    assert await shared.get(asked) == (b"page 0", "text/plain")
+    asked = time.perf_counter()
+    assert set(await asyncio.gather(*(shared.get(asked) for _ in range(100)))) == {(b"page 1", "text/plain")}
+    asked = time.perf_counter()
+    leaving: list[asyncio.Task[Any]] = [asyncio.create_task(shared.get(asked)) for _ in range(3)]
     await asyncio.sleep(0)
     leaving[0].cancel()  # whoever leaves takes nothing from the others
     assert await leaving[1] == await leaving[2] == (b"page 2", "text/plain")
@@ -187,10 +191,10 @@ async def test_the_loop_has_its_turns_while_a_page_is_made(monkeypatch: pytest.M
 
     monkeypatch.setattr(SharedPage, "SLICE_S", -1.0)  # a pause after every part
     shared, beside = SharedPage(make), asyncio.create_task(other())
-    leaving = asyncio.create_task(shared.get())
+    leaving = asyncio.create_task(shared.get(time.perf_counter()))
     while parts < 10:  # noqa: ASYNC110 - the parts are counted by a generator
         await asyncio.sleep(0)
     leaving.cancel()
-    assert await shared.get() == (b"x" * 50, "text/plain")
+    assert await shared.get(time.perf_counter()) == (b"x" * 50, "text/plain")
     beside.cancel()
     assert len(set(turns)) > 50

@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 
 from kvctl.admin.listeners import BusyError, ListenError, OwnedSocket
+from kvctl.admin.pace import Pace
 from kvctl.admin.server import PublicApi, PublicServer
 from kvctl.settings.units import Address
 
@@ -88,7 +89,7 @@ class Stand:
 
 async def test_the_metrics_port() -> None:
     stand = Stand()
-    server = PublicServer(PublicApi(stand), Address("127.0.0.1", 0))
+    server = PublicServer(PublicApi(stand, Pace()), Address("127.0.0.1", 0))
     await server.start()
     base = f"http://127.0.0.1:{server.port}"
     try:
@@ -117,7 +118,7 @@ async def test_what_is_no_http_leaves_one_line_and_none_of_its_words(
     data: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG", "kvctl")
-    server = PublicServer(PublicApi(Stand()), Address("127.0.0.1", 0))
+    server = PublicServer(PublicApi(Stand(), Pace()), Address("127.0.0.1", 0))
     await server.start()
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
@@ -135,7 +136,7 @@ async def test_a_connection_that_is_only_held_is_closed(
     begun: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvctl.admin.serving.SILENCE_S", 0.1)
-    server = PublicServer(PublicApi(Stand()), Address("127.0.0.1", 0))
+    server = PublicServer(PublicApi(Stand(), Pace()), Address("127.0.0.1", 0))
     await server.start()
     try:
         async with asyncio.timeout(60):
@@ -163,12 +164,12 @@ def test_a_port_in_use_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = Address("127.0.0.1", taken.getsockname()[1])
         with pytest.raises(ListenError, match=rf"admin_listen {address}: Address already in use"):
-            PublicServer(PublicApi(Stand()), address)
+            PublicServer(PublicApi(Stand(), Pace()), address)
 
 
 def test_a_host_that_is_not_there() -> None:
     with pytest.raises(ListenError, match=r"admin_listen 192\.0\.2\.1:0: "):
-        PublicServer(PublicApi(Stand()), Address("192.0.2.1", 0))
+        PublicServer(PublicApi(Stand(), Pace()), Address("192.0.2.1", 0))
 
 
 @pytest.mark.parametrize("host", ["", "::1"])
@@ -176,7 +177,7 @@ async def test_ipv6(host: str) -> None:
     if not os.path.exists("/proc/net/if_inet6"):  # noqa: ASYNC240, PTH110
         pytest.skip("this machine has no IPv6")
     try:
-        server = PublicServer(PublicApi(Stand()), Address(host, 0))
+        server = PublicServer(PublicApi(Stand(), Pace()), Address(host, 0))
     except ListenError as error:
         pytest.skip(f"this machine has no IPv6 loopback: {error}")
     await server.start()

@@ -29,8 +29,9 @@ from kvctl.sim.profiles import Profile
 from kvctl.sim.replay_policies import parse_policy, run_policy
 from kvctl.sim.replay_score import figures
 from kvctl.sim.trace import Row
-from tests.bench.goodput.bench import TARGET, Bench, Group, Record, Turn, scene_of
-from tests.bench.goodput.stage import CAPACITY, CpuStage, Page
+from tests.bench.goodput.bench import Bench, Group, Record, Turn, scene_of
+from tests.bench.goodput.figures import TARGET, Told
+from tests.bench.goodput.stage import USUAL, CpuStage, Page, Pool
 from tests.bench.goodput.workload import BURSTS
 
 POLICIES = ("none", "concurrency=40", "forecast")
@@ -62,7 +63,7 @@ def windows(pages: Sequence[Page]) -> list[Window]:
 
 def _window(before: Page, after: Page) -> Window:
     steps = (after.steps or 0) - (before.steps or 0)
-    held = CAPACITY * (before.usage + after.usage) / 2
+    held = USUAL.tokens * (before.usage + after.usage) / 2
     prompt = after.prompt_tokens - before.prompt_tokens
     output = after.generation_tokens - before.generation_tokens
     return Window(after.at - before.at, (steps, prompt, output, steps * held))
@@ -183,16 +184,19 @@ def made(asked: argparse.Namespace) -> Sequence[Record]:
 
 def kept(path: Path) -> list[Record]:
     """Runs that were written."""
-    return [
-        Record(
-            Group(**one["group"]),
-            one["policy"],
-            [Row(**row) for row in one["rows"]],
-            [Page(**page) for page in one["pages"]],
-            one["figures"],
-        )
-        for one in json.loads(path.read_text(encoding="utf-8"))
-    ]
+    return [_record(one) for one in json.loads(path.read_text(encoding="utf-8"))]
+
+
+def _record(one: dict[str, Any]) -> Record:
+    group = one["group"]
+    return Record(
+        Group(**(group | {"pool": Pool(**group["pool"])} if "pool" in group else group)),
+        one["policy"],
+        [Row(**row) for row in one["rows"]],
+        [Page(**page) for page in one["pages"]],
+        one["figures"],
+        [Told(**call) for call in one.get("calls", ())],
+    )
 
 
 def calibration(records: Sequence[Record], usual: Profile | None = None) -> dict[str, Any]:

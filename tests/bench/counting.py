@@ -1,44 +1,53 @@
 """How much long prompts disturb streams: ``python -m tests.bench.counting [--tokenizer F] [--rounds N]``.
 
-64 streams run through the real daemon, first alone, then beside 5 prompts a second of 100,000 tokens, then
-alone again: one run of the daemon, so that both figures are of the same moment of the machine. Told is the
-p99.9 of the gaps between events of a stream, for ``tokenize_isolation`` thread and process, and for
-``direct``: the prompts go past the daemon to the engine, which shows what callers and engine cost alone.
+64 streams run through the real daemon all the time. In each round, in an order that rotates, they are watched
+
+* ``alone``,
+* ``past``: beside 5 prompts a second of 100,000 tokens that go past the daemon, straight to the engine, which
+  shows what callers and engine cost alone,
+* ``through``: beside as many that the daemon counts and forwards.
+
+A round's figures are of one moment of the machine: what counts is the median of their differences. Told are
+the p99.9 of the gaps between events of a stream, and of how late the daemon's loop wakes. Engine and watcher
+are scheduled first where that is allowed: they would have machines of their own.
 """
 
 import argparse
 import asyncio
+import gc
 import json
 import sys
 import tempfile
 import time
-from itertools import pairwise
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
 from typing import cast
 
 import uvloop
 
-from tests.bench.dataplane.client import connect, request
+from tests.bench.dataplane.client import request
 from tests.bench.dataplane.engine import MODEL
 from tests.bench.dataplane.peers import kvctl
 from tests.bench.dataplane.running import engine, free_port, running
+from tests.bench.longprompts import Sender, elsewhere, sender
 from tests.tokens.tiny import write
 
 STREAMS, GAP_MS = 64, 20
-RATE, TOKENS = 5.0, 100_000
-SECONDS = 6.0
-DIRECT = "direct"
-WAYS = ("thread", "process", DIRECT)
-WORDS = "the quick brown fox jumps over the lazy dog "
+ALONE, PAST, THROUGH = KINDS = ("alone", "past", "through")
+ISOLATIONS = ("thread", "process")
+SETTLE_S = 0.5
 
 
 class Watched(asyncio.Protocol):
-    """One stream: when its bytes came."""
+    """One stream: the gaps between its pieces, while they are noted."""
 
     def __init__(self, ask: bytes) -> None:
         self._ask = ask
-        self.came: list[float] = []
+        self._before = 0.0
+        self.gaps: list[float] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -46,98 +55,150 @@ class Watched(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         del data
-        self.came.append(time.perf_counter())
+        now = time.perf_counter()
+        if self.gaps is not None:
+            self.gaps.append(now - self._before)
+        self._before = now
 
     def close(self) -> None:
         self._transport.abort()
 
 
-def _gaps(streams: list[Watched], since: float, until: float) -> float:
-    """p99.9 of the gaps between events that came in that time, ms."""
-    gaps = []
-    for stream in streams:
-        came = [at for at in stream.came if since <= at < until]
-        gaps += [after - before for before, after in pairwise(came)]
-    return quantiles(gaps, n=1000)[-1] * 1000
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One watch: p99.9 of gaps and of delays of the daemon's loop, ms; seconds of each long prompt."""
+
+    gap_ms: float
+    delay_ms: float
+    prompts: tuple[float, ...]
 
 
-def _stream_body(events: int) -> bytes:
-    messages = [{"role": "user", "content": f"gap={GAP_MS}"}]
-    body = {"model": MODEL, "messages": messages, "max_tokens": events, "stream": True}
-    return request("/v1/chat/completions", json.dumps(body).encode())
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A daemon with a probe on its loop, that writes to ``delays``, and the engine behind it."""
+
+    port: int
+    engine_port: int
+    delays: Path
+    rounds: int
+    seconds: float
+
+    def stream_request(self) -> bytes:
+        """A stream that lasts longer than all rounds."""
+        events = int(self.rounds * len(KINDS) * (self.seconds + SETTLE_S + 5) * 1000 / GAP_MS)
+        messages = [{"role": "user", "content": f"gap={GAP_MS}"}]
+        body = {"model": MODEL, "messages": messages, "max_tokens": events, "stream": True}
+        return request("/v1/chat/completions", json.dumps(body).encode())
+
+    async def run(self) -> list[dict[str, Seen]]:
+        """What was seen in each round."""
+        gc.disable()
+        loop = asyncio.get_running_loop()
+        ask = self.stream_request()
+        streams = [Watched(ask) for _ in range(STREAMS)]
+        async with sender() as sending:
+            for stream in streams:
+                await loop.create_connection(lambda stream=stream: stream, "127.0.0.1", self.port)  # type: ignore[misc]
+            await sending.send(self.port, 2.0)  # warm
+            rounds = [await self._round(number, streams, sending) for number in range(self.rounds)]
+        for stream in streams:
+            stream.close()
+        return rounds
+
+    async def _round(self, number: int, streams: list[Watched], sending: Sender) -> dict[str, Seen]:
+        turn = number % len(KINDS)
+        seen = {}
+        for kind in (*KINDS[turn:], *KINDS[:turn]):
+            await asyncio.sleep(SETTLE_S)
+            seen[kind] = await self._watch(kind, streams, sending)
+        sys.stderr.write(
+            f"counting: round {number + 1} of {self.rounds}: p99.9 of gaps, of delays, ms: "
+            + ", ".join(f"{kind} {seen[kind].gap_ms:.2f} {seen[kind].delay_ms:.2f}" for kind in KINDS)
+            + "\n"
+        )
+        return seen
+
+    async def _watch(self, kind: str, streams: list[Watched], sending: Sender) -> Seen:
+        for stream in streams:
+            stream.gaps = []
+        mark = self.delays.stat().st_size
+        ports = {PAST: self.engine_port, THROUGH: self.port}
+        if kind in ports:
+            prompts = await sending.send(ports[kind], self.seconds)
+        else:
+            prompts = []
+            await asyncio.sleep(self.seconds)
+        gaps = [gap for stream in streams for gap in stream.gaps or ()]
+        for stream in streams:
+            stream.gaps = None
+        await asyncio.sleep(SETTLE_S)  # what the probe still holds
+        return Seen(_p999_ms(gaps), _p999_ms(_delays(self.delays, mark)), tuple(prompts))
 
 
-def _long_prompt(number: int) -> bytes:
-    """No two alike: nothing of it is known when it comes."""
-    messages = [{"role": "user", "content": f"{number} " + WORDS * (TOKENS // 10)}]
-    body = {"model": MODEL, "messages": messages, "max_tokens": 8}
-    return request("/v1/chat/completions", json.dumps(body).encode())
+def _delays(file: Path, since: int) -> list[float]:
+    with file.open("rb") as lines:
+        lines.seek(since)
+        return [float(line) for line in lines.read().split()]
 
 
-async def _measure(port: int, prompts_port: int) -> tuple[float, float, float]:
-    """p99.9 alone and beside long prompts, ms; median seconds of a long prompt."""
-    loop, ask = asyncio.get_running_loop(), _stream_body(int(SECONDS * 5 * 1000 / GAP_MS))
-    streams = [Watched(ask) for _ in range(STREAMS)]
-    for stream in streams:
-        await loop.create_connection(lambda stream=stream: stream, "127.0.0.1", port)  # type: ignore[misc]
-    await asyncio.sleep(1.0)
-    marks = [time.perf_counter()]
-    await asyncio.sleep(SECONDS)
-    marks.append(time.perf_counter())
-    taken: list[float] = []
-    prompts = [_long_prompt(number) for number in range(int(RATE * SECONDS))]
-    calls = [await connect(prompts_port) for _ in prompts]
-    started = time.perf_counter()
-    tasks = []
-    for number, (call, prompt) in enumerate(zip(calls, prompts, strict=True)):
-        await asyncio.sleep(max(started + number / RATE - time.perf_counter(), 0))
-        tasks.append(asyncio.create_task(call.ask(prompt)))
-    taken += await asyncio.gather(*tasks)
-    marks.append(time.perf_counter())
-    await asyncio.sleep(SECONDS)
-    marks.append(time.perf_counter())
-    for stream in streams:
-        stream.close()
-    for call in calls:
-        call.close()
-    first, busy, last = (_gaps(streams, *span) for span in pairwise(marks))
-    return median((first, last)), busy, median(taken)
+def _p999_ms(seconds: list[float]) -> float:
+    return quantiles(seconds, n=1000)[-1] * 1000
 
 
-def _one(folder: Path, tokenizer: Path, isolation: str) -> tuple[float, float, float]:
+def _one(folder: Path, tokenizer: Path, isolation: str, rounds: int, seconds: float) -> list[dict[str, Seen]]:
     command = kvctl(tokenizer).command
     assert command is not None
-    with tempfile.TemporaryDirectory(dir=folder) as made, engine(folder) as behind:
+    with tempfile.TemporaryDirectory(dir=folder) as made, ExitStack() as stack:
+        behind = stack.enter_context(engine(folder, "--prefix-caching"))
         port, own = free_port(), Path(made)
         words = command(port, behind.port, own)
-        direct = isolation == DIRECT
-        words.insert(1, f"KVCTL_TOKENIZE_ISOLATION={'thread' if direct else isolation}")
-        with running(words, port, own / "log"), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            time.sleep(1.0)
-            return runner.run(_measure(port, behind.port if direct else port))
+        words.insert(1, f"KVCTL_TOKENIZE_ISOLATION={isolation}")
+        probe = [*words[:-2], sys.executable, "-m", "tests.bench.dataplane.probed", str(own / "delays")]
+        stack.enter_context(running(probe, port, own / "log"))
+        for pid in behind.pids():
+            elsewhere(pid)
+        if not elsewhere():
+            sys.stderr.write("counting: engine and watcher may not go first here: they add noise\n")
+        time.sleep(1.0)
+        stage = Stage(port, behind.port, own / "delays", rounds, seconds)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(stage.run())
+
+
+def _rises(rounds: list[dict[str, Seen]], figure: str, over: str) -> dict[str, float]:
+    """Median and quartiles of what is more in ``through`` than in ``over``."""
+    more = [getattr(seen[THROUGH], figure) - getattr(seen[over], figure) for seen in rounds]
+    low, middle, high = quantiles(more, n=4) if len(more) > 1 else more * 3
+    return {"median": round(middle, 2), "low": round(low, 2), "high": round(high, 2)}
+
+
+def _summary(rounds: list[dict[str, Seen]]) -> Mapping[str, object]:
+    found: dict[str, object] = {}
+    for figure in ("gap_ms", "delay_ms"):
+        found[figure] = {
+            kind: round(median(getattr(seen[kind], figure) for seen in rounds), 2) for kind in KINDS
+        }
+        for over in (ALONE, PAST):
+            found[f"{figure}_over_{over}"] = _rises(rounds, figure, over)
+    prompts = [taken for seen in rounds for taken in seen[THROUGH].prompts]
+    return found | {"long_prompt_s": round(median(prompts), 3)}
 
 
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m tests.bench.counting")
     parser.add_argument("--tokenizer", type=Path, help="a model's folder; default: a tiny one")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--isolation", choices=WAYS, action="append")
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each watch")
+    parser.add_argument("--isolation", choices=ISOLATIONS, action="append")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         tokenizer = options.tokenizer or write(folder / "tiny")
-        results: dict[str, dict[str, float]] = {}
-        for isolation in options.isolation or WAYS:
-            runs = [_one(folder, tokenizer, isolation) for _ in range(options.rounds)]
-            alone, busy, taken = (median(run[place] for run in runs) for place in range(3))
-            rise = median(busy - alone for alone, busy, _ in runs)
-            results[isolation] = {
-                "gap_p999_alone_ms": round(alone, 2),
-                "gap_p999_beside_ms": round(busy, 2),
-                "rise_ms": round(rise, 2),
-                "long_prompt_s": round(taken, 3),
-            }
+        results = {}
+        for isolation in options.isolation or ISOLATIONS:
+            rounds = _one(folder, tokenizer, isolation, options.rounds, options.seconds)
+            results[isolation] = _summary(rounds)
             sys.stderr.write(f"counting: {isolation}: {results[isolation]}\n")
         sys.stdout.write(json.dumps(results, indent=1) + "\n")
 

@@ -12,6 +12,7 @@ import pytest
 
 from kvctl.admin.desk import Desk
 from kvctl.admin.listeners import OwnedSocket
+from kvctl.admin.pace import Pace
 from kvctl.admin.server import AdminApi, AdminServer
 from kvctl.control.journal import Journal
 from kvctl.core.overrides import bounds
@@ -68,7 +69,7 @@ async def daemon(tmp_path: Path) -> AsyncIterator[Daemon]:
     stand, path = Stand(), tmp_path / "kvctl.sock"
     desk.open()
     journal = Journal(100, lambda: 100.0, lambda: 1000.0)
-    server = AdminServer(AdminApi(stand, desk, journal), OwnedSocket(path))
+    server = AdminServer(AdminApi(stand, desk, journal, Pace()), OwnedSocket(path))
     await server.start()
     yield Daemon(path, stand, desk, journal)
     await server.close()

@@ -12,8 +12,9 @@ from kvctl.core.claim import Claim, Limits, claim, round_up
 from kvctl.core.events import Admit
 from kvctl.core.forecast import RHO, Curve, Forecast, Z, curve, total
 from kvctl.core.outcomes import EndReason, Policy
+from kvctl.core.prior import exponential_hazards
 from kvctl.core.supply import GateConfig
-from kvctl.core.survival import STEPS, SurvivalModel, Table, exponential_hazards, survival_from_hazards
+from kvctl.core.survival import STEPS, SurvivalModel, Table, survival_from_hazards
 from tests.core.conversation import PAGE, Conversation, shape
 from tests.effort import examples
 

@@ -5,7 +5,8 @@ import pytest
 from kvctl.core.claim import Claim
 from kvctl.core.frailty import LEAST, Frailty
 from kvctl.core.ledger import Lease
-from kvctl.core.survival import TO_THE_CAP, SurvivalModel, Table, exponential_hazards, survival_from_hazards
+from kvctl.core.prior import exponential_hazards
+from kvctl.core.survival import TO_THE_CAP, SurvivalModel, Table, survival_from_hazards
 
 USUAL = Table(survival_from_hazards(exponential_hazards(200.0)))
 PACE = 40.0  # tokens a second

@@ -8,7 +8,7 @@ from kvctl.core.progress import MOST_TOKENS_PER_EVENT, UNKNOWN_PACE, Pace
 def pages(pace: Pace, count: int, *, generated: float, running: int, events: int = 0) -> None:
     pace.page(None, running, 0.0)
     for i in range(1, count + 1):
-        pace.events_seen(events)
+        pace.events += events
         pace.page(generated, running, i * 0.2)
 
 
@@ -31,7 +31,7 @@ def test_a_page_that_lags_does_not_make_events_look_like_more_tokens() -> None:
     pace, seen = Pace(), [20 if (i // 25) % 2 else 80 for i in range(600)]
     pace.page(None, 10, 0.0)
     for i in range(1, 600):
-        pace.events_seen(seen[i])
+        pace.events += seen[i]
         pace.page(float(seen[i - 10] if i >= 10 else 0), 10, i * 0.2)
         assert pace.tokens_per_event <= 1.1
 
@@ -40,7 +40,7 @@ def test_traffic_that_shows_no_events_teaches_nothing_about_them() -> None:
     pace = Pace()
     pace.page(None, 10, 0.0)
     for i in range(1, 100):
-        pace.events_seen(20)
+        pace.events += 20
         pace.others_run()
         pace.page(400.0, 10, i * 0.2)
     assert pace.tokens_per_event == 1.0

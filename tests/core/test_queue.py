@@ -21,7 +21,7 @@ def waiter(
 ) -> Waiter:
     asked = Claim(prompts=(size,), outputs=(0,), n=1, block=16, tokens=size)
     curve = Candidate(Curve([float(size)], [0.0], [0.0], [float(size)]), ("m",))
-    case = Case(Arrived(name, shape(size, 1), body_bytes=10), asked, ("m",), curve, static=False)
+    case = Case(Arrived(name, shape(size, 1), body_bytes=10), asked, ("m",), lambda *_: curve, False)
     case.tenant, case.priority = tenant, priority
     return Waiter(case=case, large=False, since=at, deadline=at + 1.0, reason=RejectReason.KV_BUDGET)
 

@@ -88,7 +88,7 @@ def dated(dating: Dating, seconds: int, lag_s: float, foreign_per_s: float = 0.0
     at = age = 0.0
     for beat in range(seconds * 5):
         at = beat / 5
-        dating.seen(20.0)
+        dating.seen_tokens += 20.0
         dating.remember(at)
         old = 20.0 + 20.0 * foreign_per_s / 100.0
         dating.page(None if beat == 0 else old if at > lag_s else 0.0, idle=False)

@@ -6,23 +6,18 @@ from math import exp, inf
 
 import pytest
 
+from kvctl.core.prior import exponential_hazards, histogram_hazards, merged
+from kvctl.core.slots import LONGEST, SLOT_OF, SLOT_STARTS, slot_of
 from kvctl.core.survival import (
     CAPPED_FEWEST,
     CAPPED_OF,
-    LONGEST,
     MOST_CLASSES,
-    SLOT_OF,
-    SLOT_STARTS,
     STEPS,
     TO_THE_CAP,
     WINDOW,
     LengthHistory,
     SurvivalModel,
     Table,
-    exponential_hazards,
-    histogram_hazards,
-    merged,
-    slot_of,
     survival_from_hazards,
 )
 from kvctl.core.telemetry import LengthHistogram
@@ -138,11 +133,11 @@ def test_the_histograms_of_all_ranks_are_one_prior() -> None:
 
 
 def test_long_answers_in_flight_count_beside_a_histogram_of_short_ones() -> None:
-    """The short ones finish first: of 200 answers six had 600 tokens, and 30 that are there are as long."""
+    """The short ones finish first: of 20,000 answers 600 had 600 tokens, and 3,000 that run are as long."""
     bounds = (100.0, 500.0, 1000.0, inf)
-    finished = LengthHistogram(bounds=bounds, counts=(194.0, 194.0, 200.0, 200.0))
+    finished = LengthHistogram(bounds=bounds, counts=(19400.0, 19400.0, 20000.0, 20000.0))
     model, beside = SurvivalModel(), SurvivalModel()
-    beside.refresh({KEY: [600] * 30})
+    beside.refresh({KEY: [600] * 3000})
     for each in (model, beside):
         each.believe([finished])
     alone, told = (each.table((), 4096) for each in (model, beside))
@@ -270,3 +265,37 @@ def test_an_answer_cut_by_its_caller_says_nothing_of_caps() -> None:
     for _ in range(100):
         model.ended(KEY, 100, finished=False)
     assert model.table(KEY, 100).survival is not TO_THE_CAP
+
+
+def test_what_is_believed_of_lengths_beyond_follows_what_was_seen_before_them() -> None:
+    """A cap of 4,096 says 1,024 tokens; ends seen up to 128 tokens halve that for the next stretch."""
+    model, rng = SurvivalModel(), random.Random(13)
+    lengths = [int(rng.expovariate(1 / 200)) + 1 for _ in range(100)]
+    for length in lengths:
+        if length < 128:
+            model.ended(KEY, length, finished=True)
+    model.refresh({KEY: [127 for length in lengths if length >= 128]})
+    table = model.table(KEY, 4096)
+    assert survives(table, 256) / survives(table, 128) == pytest.approx(exp(-128 / 400), abs=0.12)
+    assert survives(table, 2048) / survives(table, 1024) == pytest.approx(exp(-1), abs=0.12)
+
+
+def test_lengths_beyond_a_stretch_where_nobody_ends_are_believed_to_be_long() -> None:
+    """Short answers, and long ones on their way: the short ones' rate is no forecast for the long ones."""
+    model = SurvivalModel()
+    for tokens in range(1, 61):
+        model.ended(KEY, tokens, finished=True)
+    model.refresh({KEY: [400] * 20})
+    table = model.table(KEY, 4096)
+    assert survives(table, 400) / survives(table, 100) > 0.85
+    assert survives(table, 800) / survives(table, 400) > 0.6
+
+
+def test_a_bucket_where_nobody_ended_yet_is_no_proof_that_nobody_ends_there() -> None:
+    """One answer has come past 1,000 tokens: the other 19 that are believed in do not all live to 2,000."""
+    bounds = (100.0, 1000.0, 2000.0, inf)
+    finished = LengthHistogram(bounds=bounds, counts=(150.0, 300.0, 300.0, 300.0))
+    hazards = histogram_hazards(finished, [1001])
+    assert hazards is not None
+    survival = survival_from_hazards(hazards)
+    assert survival[slot_of(2000)] < 0.5 * survival[slot_of(1024)]

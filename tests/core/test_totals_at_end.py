@@ -94,4 +94,4 @@ def test_another_kind_of_engine_brings_its_own_pool() -> None:
 def test_an_engine_says_itself_whether_it_clamps() -> None:
     supply = Supply(GateConfig(clamps_output=True))
     supply.described(EngineInfo(clamps_output=False), 0.0)
-    assert not supply.limits().clamps_output
+    assert not supply.limits.clamps_output

@@ -1,6 +1,7 @@
 """A decision log read as traffic, and replayed."""
 
 import json
+from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -231,4 +232,4 @@ def test_too_few_answers_measure_nothing(tmp_path: Path) -> None:
 def test_records_are_the_daemons_own(logged: tuple[Path, Any]) -> None:
     kinds = {json.loads(line)["type"] for line in logged[0].read_text().splitlines()}
     assert kinds == {"decision", "end"}
-    assert DecisionRecord.__slots__
+    assert fields(DecisionRecord)

@@ -58,6 +58,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     ``output`` None: the engine's default for the route, or for ``form`` where the body has that form; but
     with ``unlimited`` the rest of the context, whatever the default is. ``truncate``: the engine cuts prompts
     to so many tokens; -1: to its context. ``begun``: the engine keeps the conversation; None: it does not.
+    ``background``: it goes on when the request is over. ``turns``: it may run tools by itself, and go on.
     """
 
     output: int | None = None
@@ -66,6 +67,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     unlimited: bool = False
     form: Form | None = None
     begun: Begun | None = None
+    background: bool = False
+    turns: bool = False
 
 
 class OddShapeError(ValueError):

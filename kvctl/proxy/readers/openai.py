@@ -5,6 +5,7 @@ from typing import Any
 
 from kvctl.engines.base import Route
 from kvctl.proxy.limits import (
+    LARGEST,
     BadRequest,
     Fields,
     malformed,
@@ -96,9 +97,24 @@ async def count_prompts(facts: Facts, data: Body, prompts: Prompts) -> Count:
 
 # --- limits -----------------------------------------------------------------------------------------
 
+_RARE = frozenset({"best_of", "echo", "truncate_prompt_tokens"})
+
+
+def _plain(data: Body, name: str) -> Asked | None:
+    """The limits of a body that sets ``name`` and ``n`` alone, to plain numbers; None: it sets others."""
+    output, n = data.get(name), data.get("n", 1)
+    if output is not None and not (type(output) is int and 0 < output <= LARGEST):
+        return None
+    one_at_least = type(n) is int and 0 < n <= LARGEST
+    return Asked(output=output, n=n) if one_at_least and _RARE.isdisjoint(data) else None
+
 
 def chat_limits(facts: Facts, data: Body) -> Asked | BadRequest:
     """The limits of a chat: the newer field goes first."""
+    if ("max_completion_tokens" not in data) and (plain := _plain(data, "max_tokens")):
+        return plain
+    if ("max_tokens" not in data) and (plain := _plain(data, "max_completion_tokens")):
+        return plain
     fields = Fields(data)
     newer, older = fields.integer("max_completion_tokens"), fields.integer("max_tokens")
     n, truncate = fields.integer("n"), fields.integer("truncate_prompt_tokens", least=-1)
@@ -108,6 +124,8 @@ def chat_limits(facts: Facts, data: Body) -> Asked | BadRequest:
 
 def completion_limits(facts: Facts, data: Body) -> Asked | BadRequest:
     """Limits of a completion. Where best_of is honoured it sets the number of sequences; 0.32 ignores it."""
+    if plain := _plain(data, "max_tokens"):
+        return plain
     fields = Fields(data)
     output, truncate = fields.integer("max_tokens"), fields.integer("truncate_prompt_tokens", least=-1)
     n = fields.integer("n", nullable=False)

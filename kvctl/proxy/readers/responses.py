@@ -35,8 +35,6 @@ _HISTORY = ("previous_response_id", "previous_input_messages", "conversation", "
 async def read_responses(facts: Facts, route: Route, data: Body, size: int) -> Counted:
     """Counted as the chat that the engine makes of the items."""
     del route
-    if Fields(data).flag("background"):
-        return _background()
     asked = _limits(facts, data)
     if isinstance(asked, BadRequest):
         return asked
@@ -94,17 +92,6 @@ def _begun(facts: Facts, data: Body, asked: Asked, messages: Messages | None, we
     return Begun(messages=messages, weight=weight)
 
 
-def _background() -> BadRequest:
-    return BadRequest(
-        message=(
-            "background=true lets the answer be generated after the request has ended, where nothing would "
-            "account for its KV cache. Nothing was generated. Send the request without background; "
-            "stream=true keeps a long answer flowing. (parameter=background)"
-        ),
-        param="background",
-    )
-
-
 def _limits(facts: Facts, data: Body) -> Asked | BadRequest:
     fields = Fields(data)
     output = fields.integer("max_output_tokens")
@@ -115,8 +102,15 @@ def _limits(facts: Facts, data: Body) -> Asked | BadRequest:
     if facts.strict and low and output is not None:
         return too_small("max_tokens", output)
     odd = low or bool(fields.wrongs)
-    unlimited = odd or _runs_tools(data.get("tools"))
-    return Asked(output=None if unlimited else output, truncate=truncate, unlimited=unlimited)
+    turns = _runs_tools(data.get("tools"))
+    unlimited = odd or turns
+    return Asked(
+        output=None if unlimited else output,
+        truncate=truncate,
+        unlimited=unlimited,
+        background=fields.flag("background"),
+        turns=turns,
+    )
 
 
 def _runs_tools(tools: Any) -> bool:

@@ -48,8 +48,9 @@ vllm:kv_cache_usage_perc{{engine="0",model_name="{MODEL}"}} 0.0
 vllm:num_preemptions_total{{engine="0",model_name="{MODEL}"}} 0.0
 vllm:generation_tokens_total{{engine="0",model_name="{MODEL}"}} %d
 vllm:cache_config_info{{engine="0",block_size="{BLOCK}",num_gpu_blocks="{BLOCKS}",\
-kv_cache_size_tokens="{BLOCK * BLOCKS}"}} 1.0
+kv_cache_size_tokens="{BLOCK * BLOCKS}"%s}} 1.0
 """
+PREFIX_CACHING = ',enable_prefix_caching="True"'
 MODELS = json.dumps({"object": "list", "data": [{"id": MODEL, "object": "model", "max_model_len": CONTEXT}]})
 
 
@@ -71,8 +72,9 @@ _WHOLE, _EVENT, _END = plain(ANSWER), chunk(EVENT), chunk(LAST) + chunk(DONE) + 
 class Beats:
     """All streams of one gap beat at the same moments."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, prefix_caching: bool) -> None:
         self._streams: dict[int, dict[Connection, int]] = {}
+        self._caching = PREFIX_CACHING if prefix_caching else ""
         self._tasks: list[asyncio.Task[None]] = []
         self.made = 0
 
@@ -81,6 +83,9 @@ class Beats:
             self._streams[gap_ms] = {}
             self._tasks.append(asyncio.get_running_loop().create_task(self._beat(gap_ms)))
         self._streams[gap_ms][connection] = events
+
+    def metrics(self) -> bytes:
+        return plain((METRICS % (self.made, self._caching)).encode(), b"text/plain")
 
     def leave(self, connection: "Connection") -> None:
         for streams in self._streams.values():
@@ -142,7 +147,7 @@ class Connection(asyncio.Protocol):
 
     def _answer(self, head: bytes, body: bytes) -> None:
         if head.startswith(b"GET /metrics"):
-            self.write(plain((METRICS % self._beats.made).encode(), b"text/plain"))
+            self.write(self._beats.metrics())
         elif head.startswith(b"GET "):
             self.write(plain(MODELS.encode()))
         elif b'"stream": true' in body or b'"stream":true' in body:
@@ -153,8 +158,8 @@ class Connection(asyncio.Protocol):
             self.write(_WHOLE)
 
 
-async def serve(port: int) -> None:
-    beats = Beats()
+async def serve(port: int, *, prefix_caching: bool) -> None:
+    beats = Beats(prefix_caching=prefix_caching)
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: Connection(beats), "127.0.0.1", port, backlog=4096)
     await server.serve_forever()
@@ -163,5 +168,9 @@ async def serve(port: int) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, required=True)
+    parser.add_argument(
+        "--prefix-caching", action="store_true", help="say that common prefixes are kept once"
+    )
+    options = parser.parse_args()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(parser.parse_args().port))
+        runner.run(serve(options.port, prefix_caching=options.prefix_caching))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import uvloop
 
-from kvctl.process import serve
+from kvctl.process import prepare_interpreter, serve
 from kvctl.settings.loading import load
 
 PERIOD_S = 0.001
@@ -40,5 +40,6 @@ async def main(target: Path) -> None:
 
 
 if __name__ == "__main__":
+    prepare_interpreter()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main(Path(sys.argv[1])))

@@ -79,9 +79,9 @@ def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
 
 
 @contextmanager
-def engine(folder: Path) -> Iterator[Child]:
-    """The bench's own engine."""
+def engine(folder: Path, *flags: str) -> Iterator[Child]:
+    """The bench's own engine, with ``flags`` of its command line."""
     port = free_port()
-    command = [sys.executable, "-m", "tests.bench.dataplane.engine", "--port", str(port)]
+    command = [sys.executable, "-m", "tests.bench.dataplane.engine", "--port", str(port), *flags]
     with running(command, port, folder / "engine.log") as child:
         yield child

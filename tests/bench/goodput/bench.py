@@ -14,19 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from kvctl.sim.profiles import Profile
-from kvctl.sim.replay import Call, Run, Scene
+from kvctl.sim.replay import Call, Scene
 from kvctl.sim.replay_policies import Spec, find_best, parse_policy, run_policy
-from kvctl.sim.replay_score import Target, figures, is_good
 from kvctl.sim.replay_setup import caps
-from kvctl.sim.score import quantile
 from kvctl.sim.trace import Row
-from tests.bench.goodput.callers import Crowd, drive
-from tests.bench.goodput.stage import CAPACITY, CONTEXT, Page, Stage, read_page, virtual_engine, watched
+from tests.bench.goodput.callers import Crowd, Heard, drive
+from tests.bench.goodput.figures import TARGET, Figures, Told, document, told
+from tests.bench.goodput.stage import USUAL, Page, Pool, Stage, read_page, virtual_engine, watched
 from tests.bench.goodput.workload import arrivals, prompts
 from tests.live.daemon import Daemon, eventually
 from tests.live.engine import SilentError
 
-TARGET = Target()
 OWN = ("none", "static", "forecast")
 ALONE = "forecast alone"  # the same gate without knowing what prompts have in common
 CAPPED = ("static", "forecast", "past-future", ALONE)  # to the others it is all one what callers ask for
@@ -41,13 +39,9 @@ POLICIES = (
     "clairvoyant",
 )
 NEIGHBOURS = (0.8, 1.0, 1.25)
-LATE_S = 0.25  # a hundredth of the callers later than this: the machine was too busy for the run to count
 MOST_TRIES = 3
-WARM_UP = 100  # answers that end before the figures called after_warm_up begin
 HELD_S = 240.0
 FAR_TOO_MUCH = 64.0  # requests a second
-
-Figures = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +54,14 @@ class Group:
     workload: str
     seconds: float
     common: int = 0
+    prefixes: bool = False  # prompts of a trace begin alike as its rows did
+    pool: Pool = USUAL
+
+    @property
+    def rows(self) -> list[Row]:
+        """Who comes."""
+        room = self.pool.context - self.common
+        return arrivals(self.workload, self.rate, self.seconds, self.seed, room, prefixes=self.prefixes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,7 @@ class Record:
     rows: Sequence[Row]
     pages: Sequence[Page]
     figures: Figures
+    calls: Sequence[Told] = ()
 
 
 @dataclass(slots=True)
@@ -130,7 +133,7 @@ class Bench:
             folder = self.folder / str(self.made)
             folder.mkdir()
             daemon = self._daemon(folder, policy, spec, group.seed, of_engine=of_engine)
-            rows = arrivals(group.workload, group.rate, group.seconds, group.seed, CONTEXT - group.common)
+            rows = group.rows
             texts = list(prompts(self.stage.texts, rows, f"{policy} {group} {self.made}", group.common))
             daemon.start()
             try:
@@ -138,13 +141,11 @@ class Bench:
                 crowd = Crowd(
                     url=daemon.base_url, model=self.stage.model, cap=_cap(group.cap), seed=group.seed
                 )
-                calls, pages, late = asyncio.run(_drive(crowd, self.stage.url, rows, texts))
+                calls, pages, heard = asyncio.run(_drive(crowd, self.stage.url, rows, texts))
             finally:
                 daemon.stop()
-            found = document(calls, pages, rows)
-            found["callers_late_p99_s"] = round(quantile(late, 0.99) or 0.0, 3)
-            found["disturbed"] = found["callers_late_p99_s"] > LATE_S
-            self.recorded.append(Record(group, policy, rows, pages, found))
+            found = document(calls, pages, heard)
+            self.recorded.append(Record(group, policy, rows, pages, found, told(calls)))
             if self.kept is not None:
                 keep(self.recorded, self.kept)
         sys.stderr.write(json.dumps({"policy": policy, "rate": group.rate, "cap": group.cap} | found) + "\n")
@@ -159,7 +160,8 @@ class Bench:
             settings["POLICY"] = spec.name
         elif spec.name != "engine-queue" or not of_engine:
             settings["POLICY"] = "forecast" if spec.name == "clairvoyant" else "none"
-            known = ("--capacity", str(CAPACITY), "--context", str(CONTEXT), "--seed", str(seed))
+            pool = self.stage.pool
+            known = ("--capacity", str(pool.tokens), "--context", str(pool.context), "--seed", str(seed))
             daemon.program = (sys.executable, "-m", "tests.bench.goodput.gates", policy, *known)
         return daemon
 
@@ -181,10 +183,10 @@ def keep(records: Sequence[Record], path: Path) -> None:
 
 async def _drive(
     crowd: Crowd, engine_url: str, rows: Sequence[Row], texts: Sequence[str]
-) -> tuple[list[Call], list[Page], list[float]]:
+) -> tuple[list[Call], list[Page], Heard]:
     async with watched(engine_url) as pages:
-        calls, late = await drive(crowd, rows, texts)
-    return calls, pages, late
+        calls, heard = await drive(crowd, rows, texts)
+    return calls, pages, heard
 
 
 def _idle(stage: Stage) -> bool:
@@ -197,57 +199,10 @@ def _cap(text: str) -> int | None:
     return None if text == "none" else int(text)
 
 
-def document(calls: Sequence[Call], pages: Sequence[Page], rows: Sequence[Row]) -> Figures:
-    """The figures of a replay, and those of the calls that came after the first hundred had ended."""
-    began, ended = pages[0], pages[-1]
-    came = [page for page in pages[1:] if page.at - began.at <= rows[-1].at_s]
-    run = Run(calls=list(calls), usages=[page.usage for page in came])
-    run.preemptions = ended.preemptions - began.preemptions
-    found: Figures = {name: getattr(figures(run, TARGET), name) for name in REPLAYED}
-    found["recomputed_frac"] = None  # on no page of the engine
-    found["requests"] = len(calls)
-    found["after_warm_up"] = _after_warm_up(calls)
-    return {name: round(value, 4) if isinstance(value, float) else value for name, value in found.items()}
-
-
-REPLAYED = (
-    "goodput_rps",
-    "goodput_frac",
-    "completed",
-    "refused",
-    "preemptions",
-    "recomputed_frac",
-    "ttft_p50_s",
-    "ttft_p99_s",
-    "tpot_p99_s",
-    "kv_usage_mean",
-    "retry_success_frac",
-)
-
-
-def _after_warm_up(calls: Sequence[Call]) -> Figures | None:
-    """None where no more than a hundred ended."""
-    ends = sorted(call.ended_at for call in calls if call.ended_at is not None)
-    if len(ends) <= WARM_UP:
-        return None
-    since = ends[WARM_UP - 1]
-    later = [call for call in calls if call.row.at_s > since]
-    if not later:
-        return None
-    good = sum(is_good(call, TARGET) for call in later)
-    seconds = max(later[-1].row.at_s - since, 1e-9)
-    return {
-        "goodput_rps": round(good / seconds, 4),
-        "goodput_frac": round(good / len(later), 4),
-        "requests": len(later),
-    }
-
-
 def scene_of(group: Group, profile: Profile) -> Scene:
     """The same load in virtual time."""
-    rows = arrivals(group.workload, group.rate, group.seconds, group.seed, CONTEXT)
-    engine = replace(virtual_engine(), profile=profile)
-    return Scene(rows=rows, engine=engine, cap=caps(group.cap), seed=group.seed)
+    engine = replace(virtual_engine(group.pool), profile=profile, prefix_caching=group.prefixes)
+    return Scene(rows=group.rows, engine=engine, cap=caps(group.cap), seed=group.seed)
 
 
 def resolve(policies: Sequence[str], group: Group, profile: Profile) -> list[str]:

@@ -8,8 +8,9 @@ import contextlib
 import json
 import random
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import aiohttp
 
@@ -46,11 +47,20 @@ def read_call_id(text: str) -> tuple[int, int]:
     return (int(parts[2]), int(parts[3])) if parts[0] == "bench" and len(parts) == 4 else (1, 1)
 
 
-async def drive(crowd: Crowd, rows: Sequence[Row], texts: Iterable[str]) -> tuple[list[Call], list[float]]:
-    """All callers, to their end or until patience is over; and by how much each came later than it should.
+@dataclass(slots=True)
+class Heard:
+    """What callers noticed beside their answers: by how much they came later than they should, and refusals.
 
     Callers who come late are a load that nobody asked for: the machine had no time for them.
     """
+
+    late_s: list[float] = field(default_factory=list)
+    refusals: Counter[str] = field(default_factory=Counter)  # by the reason that was told
+    hints_s: list[float] = field(default_factory=list)  # waits before another try
+
+
+async def drive(crowd: Crowd, rows: Sequence[Row], texts: Iterable[str]) -> tuple[list[Call], Heard]:
+    """All callers, to their end or until patience is over."""
     calls = [Call(row=row, cap=crowd.cap) for row in rows]
     bodies = [_body(crowd, row, text) for row, text in zip(rows, texts, strict=True)]
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0)
@@ -63,7 +73,7 @@ async def drive(crowd: Crowd, rows: Sequence[Row], texts: Iterable[str]) -> tupl
             task.cancel()
         await asyncio.gather(*pending, return_exceptions=True)
         await asyncio.gather(*done)
-    return calls, one.late_s
+    return calls, one.heard
 
 
 def _body(crowd: Crowd, row: Row, text: str) -> bytes:
@@ -83,24 +93,28 @@ class _Caller:
         self._crowd = crowd
         self._session = session
         self._began = began
-        self.late_s: list[float] = []
+        self.heard = Heard()
 
     async def make(self, call: Call, body: bytes) -> None:
         source = random.Random(f"{self._crowd.seed} {call.row.number}")
         await asyncio.sleep(self._began + call.row.at_s - time.monotonic())
-        self.late_s.append(time.monotonic() - self._began - call.row.at_s)
+        self.heard.late_s.append(time.monotonic() - self._began - call.row.at_s)
         while True:
             call.tries += 1
+            call.asked_at = time.monotonic() - self._began
             status, headers = await self._attempt(call, body)
             if call.tries > 1:
                 call.retries += 1
                 call.retries_admitted += status == 200
             if call.complete:
                 return
+            self.heard.refusals[headers.get("x-kvctl-reason", str(status))] += 1
             if call.tries > RETRIES or call.first_at is not None or not may_retry(status, headers):
                 call.given_up = True
                 return
-            await asyncio.sleep(retry_delay(headers, call.tries - 1, source))
+            wait_s = retry_delay(headers, call.tries - 1, source)
+            self.heard.hints_s.append(wait_s)
+            await asyncio.sleep(wait_s)
 
     async def _attempt(self, call: Call, body: bytes) -> tuple[int, Mapping[str, str]]:
         """Status and headers; status 0: no connection, or it broke."""

@@ -17,23 +17,38 @@ from tests.live.daemon import eventually
 from tests.live.engine import Engine, SilentError, free_port, http_get
 from tests.live.model import NAME
 
-BLOCKS, BLOCK, CONTEXT = 1000, 32, 8192
 LOOK_S = 0.5
 PROFILE = "tiny-cpu"
 
 
-def virtual_engine() -> EngineConfig:
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The KV pool of an engine, one block of which is the null block, and its context."""
+
+    blocks: int
+    block: int
+    context: int
+
+    @property
+    def tokens(self) -> int:
+        """That it can hold."""
+        return (self.blocks - 1) * self.block
+
+
+USUAL = Pool(1000, 32, 8192)
+LONG = Pool(4001, 32, 32_768)  # 128,000 tokens
+POOLS = {"usual": USUAL, "long": LONG}
+
+
+def virtual_engine(pool: Pool = USUAL) -> EngineConfig:
     """What stands for either engine in a replay."""
     return EngineConfig(
         profile=PROFILES[PROFILE],
-        blocks=BLOCKS,
-        block_size=BLOCK,
-        max_model_len=CONTEXT,
+        blocks=pool.blocks,
+        block_size=pool.block,
+        max_model_len=pool.context,
         max_num_batched_tokens=2048,
     )
-
-
-CAPACITY = (BLOCKS - 1) * BLOCK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +63,10 @@ class Page:
     prompt_tokens: int
     generation_tokens: int
     steps: int | None
+    first_tokens: int = 0  # counted, with the seconds to them since the engine had the request
+    to_first_s: float = 0.0
+    queued_s: float = 0.0  # and of these: until it was first scheduled
+    prefill_s: float = 0.0  # and from then on
 
     @property
     def idle(self) -> bool:
@@ -74,6 +93,10 @@ def read_page(url: str) -> Page:
         prompt_tokens=round(sums["vllm:prompt_tokens_total"]),
         generation_tokens=round(sums["vllm:generation_tokens_total"]),
         steps=None if steps is None else round(steps),
+        first_tokens=round(sums.get("vllm:time_to_first_token_seconds_count", 0.0)),
+        to_first_s=sums.get("vllm:time_to_first_token_seconds_sum", 0.0),
+        queued_s=sums.get("vllm:request_queue_time_seconds_sum", 0.0),
+        prefill_s=sums.get("vllm:request_prefill_time_seconds_sum", 0.0),
     )
 
 
@@ -81,6 +104,7 @@ class Stage(Protocol):
     """An engine that runs until it is closed. ``queue`` is its own limit of requests."""
 
     model: str
+    pool: Pool
     queue: int | None
     counts_steps: bool  # on its page
 
@@ -109,13 +133,17 @@ class CpuStage:
     model = NAME
     counts_steps = True
 
-    def __init__(self) -> None:
+    def __init__(self, pool: Pool = USUAL) -> None:
+        self.pool = pool
         self.queue: int | None = None
         self._engine = self._started()
 
     def _started(self) -> Engine:
         flags = () if self.queue is None else ("--max-num-queued-reqs", str(self.queue))
-        engine = Engine(num_gpu_blocks=BLOCKS, block_size=BLOCK, max_model_len=CONTEXT, flags=flags)
+        pool = self.pool
+        engine = Engine(
+            num_gpu_blocks=pool.blocks, block_size=pool.block, max_model_len=pool.context, flags=flags
+        )
         engine.start()
         engine.wait_ready(400)
         return engine
@@ -152,6 +180,7 @@ class CpuStage:
 class SimStage:
     """The simulated engine as a server."""
 
+    pool: Pool = USUAL
     model: str = "sim"
     queue: int | None = None
     counts_steps: bool = False
@@ -163,9 +192,9 @@ class SimStage:
             "--port": self.port,
             "--model": self.model,
             "--profile": PROFILE,
-            "--blocks": BLOCKS,
-            "--block-size": BLOCK,
-            "--max-model-len": CONTEXT,
+            "--blocks": self.pool.blocks,
+            "--block-size": self.pool.block,
+            "--max-model-len": self.pool.context,
         }
         words = [str(part) for option in options.items() for part in option]
         self.process = subprocess.Popen(

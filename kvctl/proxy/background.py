@@ -1,0 +1,139 @@
+"""The lease of a response that is generated in the background: it outlives the request that began it.
+
+Law 1: one lease, ended once. The handler's handle is given up for one of this kind. Whatever becomes of the
+exchange, the lease ends only with a word that says that the engine's part is over; else it is left to whoever
+watches the engine (``proxy.watching``), which ends it.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from kvctl.control.gatekeeper import Gatekeeper, LeaseHandle
+from kvctl.core.claim import Claim
+from kvctl.core.outcomes import EndReason
+from kvctl.core.unseen import EngineWork
+from kvctl.proxy.bodies import Parsed
+from kvctl.proxy.told import END_OF, Beginning, Told
+
+T = TypeVar("T")
+
+_BY_ITSELF = frozenset({EndReason.FINISHED, EndReason.CAPPED})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """What a lease of this kind belongs to.
+
+    ``left``: told when the lease is to be watched (its name is known, or the exchange is over).
+    ``ended``: told of its end.
+    """
+
+    parsed: Parsed
+    authorization: bytes  # with which the engine is asked for it; b"": with none
+    left: Callable[["BackgroundLease"], None]
+    ended: Callable[["BackgroundLease"], None]
+
+
+class BackgroundLease(LeaseHandle):
+    """A lease that is kept until the engine is done. ``sent``: the engine may have got the request."""
+
+    __slots__ = ("_beginning", "_named", "_over", "attended", "begun", "course", "sent", "told_id")
+
+    def __init__(
+        self, course: Course, keeper: Gatekeeper, request_id: str, claim: Claim, waited_s: float | None
+    ) -> None:
+        super().__init__(keeper, request_id, claim, waited_s)
+        self.course = course
+        self.begun: Told | None = None  # as the engine told; None: it cannot be asked for it
+        self.told_id: Callable[[str], None] = lambda _id: None
+        self.attended = True  # its exchange goes on
+        self.sent = True
+        self._named = asyncio.Event()  # or over
+        self._over = asyncio.Event()
+        self._beginning = Beginning(self._told, stream=course.parsed.stream)
+
+    def reading(self, told_id: Callable[[str], None]) -> Beginning:
+        """What is to read the answer along; ``told_id`` hears the response's name."""
+        self.told_id = told_id
+        return self._beginning
+
+    def work(self) -> EngineWork:
+        """What its gate knows of the engine's work."""
+        return self._keeper.gate.work()
+
+    def progress(self, tokens: int) -> None:
+        """It advances by time, whoever reads along."""
+
+    def end(
+        self, reason: EndReason, *, output_tokens: int | None = None, prompt_tokens: int | None = None
+    ) -> None:
+        """The exchange came to its end so; the lease does if the engine is done. Later words are ignored."""
+        if self._done:
+            return
+        self._beginning.end()
+        if not self.course.parsed.stream and self.begun is not None and reason in _BY_ITSELF:
+            ended = END_OF.get(self.begun.status)
+        elif reason is EndReason.ENGINE_ERROR:
+            ended = None if self.sent else reason
+        else:
+            told = reason in _BY_ITSELF and output_tokens is not None
+            ended = reason if told or reason is EndReason.ENGINE_REFUSED else None
+        if ended is None:
+            self.course.left(self)
+        else:
+            self.over(ended, output_tokens=output_tokens, prompt_tokens=prompt_tokens)
+
+    def over(
+        self, reason: EndReason, *, output_tokens: int | None = None, prompt_tokens: int | None = None
+    ) -> None:
+        """The engine is done with it, as far as can be known."""
+        if not self._done:
+            super().end(reason, output_tokens=output_tokens, prompt_tokens=prompt_tokens)
+            self._named.set()
+            self._over.set()
+            self.course.ended(self)
+
+    async def carried(self, run: Coroutine[Any, Any, T], *, to_the_end: bool) -> T:
+        """Run the exchange. A client that leaves is not told to the engine before the response has a name.
+
+        ``to_the_end``: nor afterwards.
+        """
+        task = asyncio.create_task(run, name="kvctl-background-answer")
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            await _let_go(task, self._over if to_the_end else self._named)
+            raise
+        finally:
+            self.attended = False
+
+    def _told(self, told: Told | None) -> None:
+        if told is None:
+            return
+        self.told_id(told.id)
+        if told.status in END_OF or told.askable:
+            self.begun = told
+        if self.course.parsed.stream and self.begun is not None:
+            self._named.set()
+            self.course.left(self)
+
+
+def not_sent(lease: LeaseHandle) -> None:
+    """The engine certainly never got the request."""
+    if isinstance(lease, BackgroundLease):
+        lease.sent = False
+
+
+async def _let_go(task: "asyncio.Task[Any]", free: asyncio.Event) -> None:
+    """The client left: its exchange ends by itself, or by us once it is ``free``."""
+    waiting = asyncio.create_task(free.wait(), name="kvctl-background-free")
+    try:
+        await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()
+        task.cancel()
+        await asyncio.wait({task, waiting})
+        if not task.cancelled():
+            task.exception()

@@ -1,0 +1,242 @@
+"""Watches what is generated in the background, engine by engine, and ends each lease when it is over.
+
+Each response is asked for by its name, one at a time, off every caller's path: soon after it began, then once
+a second, more seldom where asking takes long or many are watched. What cannot be asked for, or is told as
+waiting for ever, is judged by the engine's page (``core.unseen``). A watch is a task that lives while it has
+anything to watch; all are cancelled and awaited on ``close``.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from kvctl import logs
+from kvctl.core.outcomes import EndReason
+from kvctl.core.unseen import Unseen
+from kvctl.proxy.background import BackgroundLease
+from kvctl.proxy.jsonbody import LARGE
+from kvctl.proxy.response import Headers, UpstreamError
+from kvctl.proxy.seams import Backend
+from kvctl.proxy.told import END_OF, LIVES, Told, read_told
+
+log = logs.get("background")
+
+FIRST_LOOK_S = 0.2
+LOOK_S = 1.0
+SLOWER = 1.5  # from one look to the next
+BUSY_SHARE = 20  # a look may take a twentieth of the time between two
+LONGEST_S = 30.0  # between two looks
+LOOKS_PER_S = 10.0  # at one engine
+ASK_TIMEOUT_S = 5.0
+MOST_BYTES = 32 * 1024 * 1024  # of a response
+MISSES = 20  # in a row: several servers of one engine may each know their own responses alone
+
+_PATH = b"/v1/responses/"
+_NEVER_TOLD = {
+    EndReason.ENGINE_FORGOT: "the engine does not know it any more",
+    EndReason.ENGINE_IDLE: "the engine never told its end, and holds no request",
+    EndReason.OVERDUE: "the engine never told its end, which would have come long ago at its pace",
+}
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Watched:
+    """One response. ``next_at`` and ``pause`` in seconds; ``misses``: looks in a row that nobody knew it."""
+
+    lease: BackgroundLease
+    name: str  # "": it told none that can be asked for
+    unseen: Unseen
+    headers: Headers
+    next_at: float
+    pause: float = FIRST_LOOK_S
+    misses: int = 0
+
+
+class _Document:
+    """A sink that keeps an answer whole, unless it is too large."""
+
+    def __init__(self) -> None:
+        self._body = bytearray()
+        self._whole = False
+
+    def data(self, data: bytes, framed: bytes = b"") -> None:
+        """More of the body."""
+        del framed
+        if len(self._body) <= MOST_BYTES:
+            self._body += data
+
+    def finished(self, error: UpstreamError | None) -> None:
+        """The engine's part is over."""
+        self._whole = error is None and len(self._body) <= MOST_BYTES
+
+    def taken(self) -> bytes | None:
+        """All of it; None: it broke, or was too large."""
+        return bytes(self._body) if self._whole else None
+
+
+class EngineWatch:
+    """Of one engine. ``clock`` gives monotonic seconds."""
+
+    def __init__(self, backend: Backend, clock: Callable[[], float]) -> None:
+        self._backend = backend
+        self._clock = clock
+        self._watched: dict[BackgroundLease, _Watched] = {}
+        self._by_name: dict[str, list[_Watched]] = {}
+        self._news = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def watch(self, lease: BackgroundLease) -> None:
+        """Look after a lease from now on."""
+        if lease in self._watched:
+            return
+        now, begun = self._clock(), lease.begun
+        entry = _Watched(
+            lease=lease,
+            name="" if begun is None else begun.id,
+            unseen=Unseen(now, max(lease.claim.outputs), turns=lease.course.parsed.turns),
+            headers=self._headers(lease),
+            next_at=now + FIRST_LOOK_S,
+        )
+        self._watched[lease] = entry
+        if entry.name:
+            self._named(entry)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run(), name=f"kvctl-background-{self._backend.name}")
+        self._news.set()
+
+    def forget(self, lease: BackgroundLease) -> None:
+        """It ended."""
+        entry = self._watched.pop(lease, None)
+        if entry is None:
+            return
+        if entry.name:
+            same = self._by_name[entry.name]
+            same.remove(entry)
+            if not same:
+                del self._by_name[entry.name]
+        self._news.set()
+
+    def look_at(self, name: str) -> None:
+        """Something was done to the response of that name: look at once."""
+        for entry in self._by_name.get(name, ()):
+            entry.next_at, entry.pause = self._clock(), FIRST_LOOK_S
+            self._news.set()
+
+    async def close(self) -> None:
+        """Watch no more. What is left is left."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    def _headers(self, lease: BackgroundLease) -> Headers:
+        """The engine's own key where kvctl has it, else the caller's."""
+        own = self._backend.authorization
+        key = own.encode("latin-1", "replace") if own is not None else lease.course.authorization
+        plain = [(b"Accept", b"application/json"), (b"Accept-Encoding", b"identity")]
+        return [*plain, (b"Authorization", key)] if key else plain
+
+    def _named(self, entry: _Watched) -> None:
+        """Two of one name cannot be told apart by asking."""
+        same = self._by_name.setdefault(entry.name, [])
+        same.append(entry)
+        for each in same if len(same) > 1 else ():
+            self._doubt(each, "its name was given twice")
+
+    def _doubt(self, entry: _Watched, why: str) -> None:
+        """Ask for it no more: what is told is not of it, or may not be."""
+        if entry.lease.begun is not None:
+            request = entry.lease.request_id
+            sentence = f"background response of request {request}: {why}; the engine's page judges its end"
+            logs.event(log, logging.WARNING, "background_doubted", sentence)
+            entry.lease.begun = None
+
+    # --- the looks ----------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        while self._watched:
+            entry = min(self._watched.values(), key=lambda each: each.next_at)
+            left = entry.next_at - self._clock()
+            if left > 0:
+                self._news.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(left):
+                        await self._news.wait()
+                continue
+            await self._look(entry)
+
+    async def _look(self, entry: _Watched) -> None:
+        began = self._clock()
+        try:
+            await self._judge(entry, began)
+        except Exception:
+            log.exception("a background response could not be looked at")
+        took = self._clock() - began
+        entry.pause = min(entry.pause * SLOWER, LOOK_S)
+        crowd = len(self._watched) / LOOKS_PER_S
+        entry.next_at = began + took + min(max(entry.pause, crowd, took * BUSY_SHARE), LONGEST_S)
+
+    async def _judge(self, entry: _Watched, now: float) -> None:
+        lease, unseen = entry.lease, entry.unseen
+        must_be = unseen.look(lease.work(), now)
+        status, document = (0, b"") if lease.begun is None else await self._ask(entry, lease.begun)
+        if lease.ended:
+            return
+        if lease.begun is None:
+            must_be = EndReason.ENGINE_FORGOT if unseen.restarted else must_be
+        elif status == 404:
+            entry.misses += 1
+            gone = unseen.restarted or entry.misses >= MISSES
+            must_be = EndReason.ENGINE_FORGOT if gone else must_be
+        elif status == 200 and await self._told(entry, document):
+            return
+        if must_be is not None:
+            self._given_up(lease, must_be)
+
+    async def _told(self, entry: _Watched, document: bytes) -> bool:
+        """What the engine told of it; returns whether that was its end."""
+        lease, begun = entry.lease, entry.lease.begun
+        entry.misses = 0
+        small = len(document) <= LARGE
+        told = read_told(document) if small else await asyncio.to_thread(read_told, document)
+        if told is None or begun is None or told.status in LIVES:
+            return False
+        if not told.is_same(begun):
+            self._doubt(entry, "the engine tells of another one of its name")
+            return False
+        if (reason := END_OF.get(told.status)) is None:
+            return False
+        usage, parsed, reader = told.usage, lease.course.parsed, self._backend.reader
+        prompt = None if usage is None else usage.input_tokens
+        lease.over(reason, output_tokens=None if usage is None else usage.output_tokens, prompt_tokens=prompt)
+        if reason in (EndReason.FINISHED, EndReason.CAPPED):
+            reader.learn(parsed, prompt)
+            await reader.remember(parsed, document)
+        return True
+
+    async def _ask(self, entry: _Watched, begun: Told) -> tuple[int, bytes]:
+        """Status and body; 0: nothing came that can be used. Who was not known asks another server next."""
+        headers = [*entry.headers, (b"Connection", b"close")] if entry.misses else entry.headers
+        sink = _Document()
+        try:
+            async with asyncio.timeout(ASK_TIMEOUT_S):
+                upstream = self._backend.upstream
+                response = await upstream.request("GET", _PATH + begun.id.encode(), headers, None)
+                try:
+                    response.attach(sink)
+                    await response.wait()
+                finally:
+                    response.abort()
+        except (UpstreamError, TimeoutError):
+            return 0, b""
+        document = sink.taken()
+        return (0, b"") if document is None else (response.status, document)
+
+    def _given_up(self, lease: BackgroundLease, reason: EndReason) -> None:
+        sentence = (
+            f"the lease of a background response (request {lease.request_id}) is ended: {_NEVER_TOLD[reason]}"
+        )
+        logs.event(log, logging.WARNING, "background_ended", sentence, reason=reason)
+        lease.over(reason)
