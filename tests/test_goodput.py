@@ -19,7 +19,7 @@ from kvctl.sim.replay import Call
 from kvctl.sim.replay_policies import parse_policy, run_policy
 from kvctl.sim.replay_score import figures
 from kvctl.sim.trace import Row
-from tests.bench.calibration import compare, fitted, windows
+from tests.bench.calibration import compare, fitted, pace, simulated, tell_paces, windows
 from tests.bench.goodput.bench import Group, Record, scene_of
 from tests.bench.goodput.callers import Crowd, Heard, call_id, drive, read_call_id
 from tests.bench.goodput.figures import TARGET, document, in_common
@@ -220,6 +220,7 @@ def test_targets_are_judged_against_the_best_limit_tried() -> None:
         "wanted": 0.9,
         "found": 0.9,
         "by_seed": [0.9],
+        "evened": 0.9,
         "met": True,
     }
     assert not told["concurrency=8"]["met"]
@@ -239,7 +240,23 @@ def test_pairs_are_of_one_seed_and_rate() -> None:
     second[0]["seed"] = 2
     told = next(one for one in standing(first + second) if one.get("against") == "clairvoyant")
     assert told["by_seed"] == [0.9, 0.5]
-    assert told["found"] == 0.7
+    assert told["found"] == told["evened"] == 0.7
+
+
+def test_a_slower_engine_is_told_beside() -> None:
+    found = runs(forecast=9.0, clairvoyant=10.0)
+    found[0]["policies"]["forecast"]["pace"], found[0]["policies"]["clairvoyant"]["pace"] = 1.1, 0.99
+    told = next(one for one in standing(found) if one.get("against") == "clairvoyant")
+    assert (told["found"], told["evened"]) == (0.9, 1.0)
+
+
+def test_each_run_tells_how_fast_its_engine_was() -> None:
+    slow, fast = recorded(), recorded(rate=4.0)
+    twice = [replace(page, at=2.0 * page.at) for page in slow.pages]
+    runs = [replace(slow, pages=twice), fast]
+    assert tell_paces(runs) == [fast.figures["pace"], slow.figures["pace"]]
+    assert slow.figures["pace"] == pytest.approx(2.0 * fast.figures["pace"], rel=0.02)
+    assert tell_paces([replace(slow, pages=[])]) is None
 
 
 def test_medians_pool_the_preemptions() -> None:
@@ -249,10 +266,10 @@ def test_medians_pool_the_preemptions() -> None:
     assert found["preemptions_per_1000"] == 2.0
 
 
-def recorded(profile_name: str = "tiny-cpu") -> Record:
+def recorded(rate: float = 18.0) -> Record:
     """A run of the simulated engine that stands for a real one, with pages that count its steps."""
-    profile = PROFILES[profile_name]
-    group = Group(rate=18.0, seed=1, cap="2048", workload=BURSTS, seconds=15.0)
+    profile = PROFILES["tiny-cpu"]
+    group = Group(rate=rate, seed=1, cap="2048", workload=BURSTS, seconds=15.0)
     scene = scene_of(group, profile)
     found = figures(run_policy(parse_policy("forecast"), scene), TARGET)
     pages, at = list[Page](), 0.0
@@ -274,6 +291,7 @@ def recorded(profile_name: str = "tiny-cpu") -> Record:
     shown = {
         name: getattr(found, name) for name in ("kv_usage_mean", "ttft_p50_s", "preemptions", "goodput_rps")
     }
+    shown["running_mean"] = 5.0 if rate < 10.0 else 45.0
     return Record(group, "forecast", list(scene.rows), pages, shown)
 
 
@@ -294,12 +312,33 @@ def test_windows_with_a_preemption_or_without_work_say_nothing() -> None:
     assert [one.seconds for one in windows(pages)] == [1.0]
 
 
-def test_an_engine_agrees_with_itself_and_not_with_a_slower_one() -> None:
+def test_an_engine_agrees_with_itself_and_not_with_one_that_takes_requests_in_later() -> None:
     same = compare([recorded()], PROFILES["tiny-cpu"])[0]
-    assert same["kv_usage_ratio"] == same["ttft_p50_ratio"] == 1.0
+    assert same["paces"] == [pytest.approx(1.0, abs=0.02)]
+    assert same["kv_usage_ratio"] == pytest.approx(1.0, abs=0.05)
     assert all(same[name] for name in ("kv_usage_within", "ttft_p50_within", "preemptions_within"))
-    slower = replace(PROFILES["tiny-cpu"], base_s=0.02)
-    assert not compare([recorded()], slower)[0]["ttft_p50_within"]
+    later = replace(PROFILES["tiny-cpu"], request_s=0.3)
+    assert not compare([recorded()], later)[0]["ttft_p50_within"]
+
+
+def test_a_run_is_replayed_on_an_engine_as_fast_as_it_was_then() -> None:
+    half = PROFILES["tiny-cpu"].slower(0.5)
+    assert pace(recorded(), half) == pytest.approx(2.0, abs=0.05)
+    assert half.slower(2.0) == PROFILES["tiny-cpu"]
+    assert simulated(recorded(), half)["kv_usage_mean"] == pytest.approx(
+        simulated(recorded(), PROFILES["tiny-cpu"])["kv_usage_mean"]
+    )
+
+
+def test_what_takes_requests_in_is_busy_with_the_tokens_of_others() -> None:
+    true = replace(PROFILES["tiny-cpu"], request_s=0.02, request_sequence_s=0.001)
+    assert true.way_in_seconds(10) == pytest.approx(0.03)
+    runs = [recorded(), recorded(rate=4.0)]
+    for one in runs:
+        one.figures["taken_in_p50_s"] = simulated(one, true)["taken_in_p50_s"]
+    found = fitted(runs)
+    assert found.way_in_seconds(5) == pytest.approx(0.025, rel=0.4)
+    assert found.way_in_seconds(45) == pytest.approx(0.065, rel=0.4)
 
 
 def test_runs_that_the_machine_disturbed_do_not_count() -> None:

@@ -49,6 +49,7 @@ from kvctl.core.supply_events import supply_handlers
 from kvctl.core.tenants import Tenants
 from kvctl.core.unseen import EngineWork
 from kvctl.core.waiting import WaitingRoom
+from kvctl.core.weighing import bounded, weigh
 
 
 class Gate:
@@ -128,24 +129,12 @@ class Gate:
             case.tenant, case.priority = self._tenants.known(shape.tenant), self._tenants.priority(shape)
         return case
 
-    def _bounded(self, case: Case, budget: int) -> bool:
-        """Whether it fits by what the peak is at most: then nobody looks at curves."""
-        if self._waiting or self._tenants.on or self._policy is Policy.STATIC:
-            return False
-        asked, key = case.asked, case.key
-        peak = self._demand.most_with(asked, key) + self._supply.unattributed
-        if peak > budget:
-            return False
-        case.peak, case.bounded, case.cached = peak, True, self._demand.cached(asked, key)
-        return True
-
-    def _weigh(self, case: Case, budget: int) -> None:
-        """The forecast peak with it."""
-        case.peak = self._demand.peak_with(case.asked, case.candidate, self._policy)
-        case.peak += self._supply.unattributed
-        case.bounded, case.cached = False, case.candidate.cached
-        if case.peak > budget and self._room.open:  # one by itself may spread beyond its worst case
-            case.peak = min(case.peak, self._peak() + case.own)
+    def _weigh(self, case: Case, *, exact: bool) -> None:
+        """The forecast peak with it; ``exact``: nothing but the curve will do."""
+        demand, supply = self._demand, self._supply
+        exact = exact or self._tenants.on or bool(self._waiting) or self._policy is Policy.STATIC
+        if exact or not bounded(case, demand, supply):
+            weigh(case, demand, supply, self._policy, may_wait=self._room.open)
 
     def _obstacle(self, case: Case, now: float, *, exact: bool = False) -> Obstacle | None:
         """What stands in its way: its tenant's quota, the KV budget, a guard, or what others are owed."""
@@ -153,8 +142,7 @@ class Gate:
         if over is not None:
             return over
         asked, budget = case.asked, self._supply.budget.tokens
-        if exact or not self._bounded(case, budget):
-            self._weigh(case, budget)
+        self._weigh(case, exact=exact)
         fits = self._policy is Policy.NONE or case.peak <= budget
         idle = len(self.ledger) == 0
         case.alone = not fits and idle and self._supply.takes_alone(asked, exact=case.event.shape.exact)
@@ -162,13 +150,12 @@ class Gate:
             if case.own > budget:
                 return Obstacle(RejectReason.TOO_LARGE_NOW, tokens=float(self.ledger.held_tokens()))
             return Obstacle(RejectReason.KV_BUDGET, tokens=case.peak - budget)
-        guards = self._demand.guards
-        guarded = (
-            guards.refuse(asked, self.ledger, now, case.cached) if self._policy is Policy.FORECAST else None
-        )
+        guards, guarded = self._demand.guards, None
+        if self._policy is Policy.FORECAST:
+            guarded = guards.refuse(asked, self.ledger, now, case.cached)
         if guarded is not None:
             if case.bounded:  # a refusal tells the peak itself
-                self._weigh(case, budget)
+                self._weigh(case, exact=True)
             sequences = guarded.sequences if guarded.seconds is None else None
             return Obstacle(guarded.reason, sequences=sequences, seconds=guarded.seconds)
         if not self._tenants.on or idle:
@@ -186,7 +173,8 @@ class Gate:
         lease = Lease(id=event.request_id, key=case.key, claim=case.asked, streaming=stream, admitted_at=now)
         lease.cached_tokens = case.cached
         self._demand.open(lease, None if case.bounded else case.candidate, now)
-        self._supply.sharing.expect(lease.cached_tokens)
+        if lease.cached_tokens:
+            self._supply.sharing.expect(lease.cached_tokens)
         if self._tenants.on:
             self._tenants.opened(event.request_id, case.tenant, case.own, now)
         self._retry.admitted()

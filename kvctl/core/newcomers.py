@@ -17,6 +17,7 @@ from kvctl.core.survival import STEPS, Key, Table
 
 STEEPEST = 0.5 + 0.5 * sqrt(1.0 + Z * Z)
 """Mean and spread of one sequence are at most so many times what it holds, whatever its chance to live."""
+FEW = 8  # prompts of a request that are looked at one by one
 
 Reach = tuple[float, float]
 """Mean and spread of one that holds ``p`` tokens in prompts are at most ``first x p + second``."""
@@ -55,11 +56,13 @@ class Newcomers:
 
     def tall(self, asked: Claim, key: Key) -> int:
         """Mean and spread of a request that has shown nothing, at most, at any time."""
-        if len(asked.prompts) > 1:
+        if len(asked.prompts) > FEW:
             return ceil(STEEPEST * asked.tokens)
-        cap = asked.outputs[0]
-        slope, least = self._reach.get((key, cap)) or self._reach_for(key, cap)
-        return int(asked.n * (slope * (asked.prompts[0] + asked.block) + least)) + 1
+        tall = 0.0
+        for prompt, cap in zip(asked.prompts, asked.outputs, strict=True):
+            slope, least = self._reach.get((key, cap)) or self._reach_for(key, cap)
+            tall += slope * (prompt + asked.block) + least
+        return int(asked.n * tall) + 1
 
     def peak_with(self, asked: Claim, key: Key) -> float:
         """The peak of what is in flight at most, were one more let in."""

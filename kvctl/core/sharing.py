@@ -220,9 +220,11 @@ class Sharing:
         self._late_leases.clear()
         self._common = 0
         curves: dict[str | Node, Curve] = {}
-        holds = self._ledger.prefixes.holds
+        holds, tables_of = self._ledger.prefixes.holds, dict[Key, Callable[[int], Table]]()
         for lease in self._ledger:
-            claim, shown, tables = lease.claim, lease.output_per_sequence, self._tables(lease.key)
+            claim, shown, tables = lease.claim, lease.output_per_sequence, tables_of.get(lease.key)
+            if tables is None:
+                tables = tables_of[lease.key] = _Tables(self._table, lease.key).__getitem__
             shared = self._ledger.prefixes.shared(lease.id, claim) if claim.prefixes else None
             curves[lease.id] = curve(claim, shown, tables, shared)
             for index in range(len(claim.prefixes)):
@@ -268,6 +270,21 @@ class Sharing:
                 forecast.replace(lease_id, self._own(lease))
         self._late_nodes.clear()
         self._late_leases.clear()
+
+
+class _Tables(dict[int, Table]):
+    """The tables of one class by cap, each looked up once."""
+
+    __slots__ = ("_key", "_table")
+
+    def __init__(self, table: Callable[[Key, int], Table], key: Key) -> None:
+        super().__init__()
+        self._table = table
+        self._key = key
+
+    def __missing__(self, cap: int) -> Table:
+        found = self[cap] = self._table(self._key, cap)
+        return found
 
 
 def _sums(columns: Sequence[list[float]]) -> list[float]:

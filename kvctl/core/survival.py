@@ -96,7 +96,8 @@ class Table:
 
     def hazard(self, start: int, end: int) -> float:
         """The cumulated hazard, unscaled, that an answer passes through from ``start`` tokens to ``end``."""
-        first, last = (self.survival[SLOT_OF[min(x, LONGEST) >> 3]] for x in (start, end))
+        survival = self.survival
+        first, last = survival[SLOT_OF[min(start, LONGEST) >> 3]], survival[SLOT_OF[min(end, LONGEST) >> 3]]
         return log(first / last) / self._factor
 
     def ahead(self, shown: int, nodes: int = len(STEPS)) -> Ahead:

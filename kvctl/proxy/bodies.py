@@ -127,7 +127,7 @@ class Reader:
             prompts=prompts or (0,),
             n=asked.n,
             asked_output=None if asked.output is None else self._output(route, asked.output),
-            default_output=None if asked.output is not None else self._default_output(route, asked),
+            default_output=None if asked.unlimited else self._default_output(route, asked),
             stream=stream and not asked.background,  # its lease moves on though nobody reads along
             exact=exact,
             # What only reads a prompt (scores, embeddings) may pass the engine's cache by.
@@ -154,8 +154,6 @@ class Reader:
         return min(asked, self._facts.context() or asked)
 
     def _default_output(self, route: Route, asked: Asked) -> int | None:
-        if asked.unlimited:
-            return None
         known = route if asked.form is None else replace(route, form=asked.form)
         return self._facts.engine.default_output(known)
 

@@ -49,7 +49,7 @@ class Carrier:
         hold.drop()
         self.origins.learn(request, response.headers)
         if exchange.extra or exchange.signs:
-            response.headers += (*exchange.extra, *exchange.signs)
+            response.add([*exchange.extra, *exchange.signs])
         return response
 
     def stream(self, exchange: Exchange, response: Response) -> ClientStream:

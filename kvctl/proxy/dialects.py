@@ -311,13 +311,16 @@ def _read_typed_usage(found: Findings, event: dict[str, Any]) -> None:
     take_usage(found, usage)
 
 
-def read_answer(found: Findings, body: bytes | bytearray) -> None:
+def read_answer(found: Findings, body: bytes) -> None:
     """A whole plain answer; what is no JSON of a known form says nothing."""
     try:
         decoded = _ANSWERS.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return
-    for answer in decoded if isinstance(decoded, list) else [decoded]:
+    if isinstance(decoded, Answer):
+        _read_one(found, decoded)
+        return
+    for answer in decoded:
         _read_one(found, answer)
 
 
@@ -325,8 +328,10 @@ def _read_one(found: Findings, answer: Answer) -> None:
     found.error = found.error or answer.error is not None
     for choice in answer.choices or ():
         take_finish(found, choice.finish_reason)
-    take_finish(found, answer.stop_reason)
-    take_finish(found, answer.status)
+    if answer.stop_reason is not None:
+        take_finish(found, answer.stop_reason)
+    if answer.status is not None:
+        take_finish(found, answer.status)
     if isinstance(answer.details, dict):
         _read_tgi(found, {"token": None, "details": answer.details})
     if isinstance(answer.meta_info, dict):

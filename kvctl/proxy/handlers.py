@@ -246,7 +246,7 @@ class Handler:
             if self._landed is not None and not self.flights:
                 self._landed.set_result(None)
                 self._landed = None
-            if response is not None and not response.finished:
+            if response is not None:
                 response.abort()
             if exchange.metered is not None:
                 exchange.end = exchange.metered.end

@@ -90,6 +90,8 @@ class Upstream:
         on_retry: Callable[[], None] = lambda: None,
     ) -> None:
         self.address = parse_address(url)
+        self._before_target = b" " + self.address.prefix
+        self._behind_target = b" HTTP/1.1\r\nHost: " + self.address.authority + b"\r\n"
         self._connect_timeout = connect_timeout
         self._read_timeout = read_timeout
         self._trust = (trust or Trust()) if self.address.secure else None
@@ -139,13 +141,11 @@ class Upstream:
     # --- requests ---
 
     def _head(self, method: str, target: bytes, headers: Headers, body: bytes | None) -> bytes:
-        lines = [b"%b %b%b HTTP/1.1" % (method.encode("ascii"), self.address.prefix, target)]
-        lines.append(b"Host: " + self.address.authority)
-        lines += [b"%b: %b" % header for header in headers]
-        if body is not None:
-            lines.append(b"Content-Length: %d" % len(body))
-        lines.append(b"\r\n")
-        return b"\r\n".join(lines)
+        parts = [method.encode("ascii"), self._before_target, target, self._behind_target]
+        for name, value in headers:
+            parts += (name, b": ", value, b"\r\n")
+        parts.append(b"\r\n" if body is None else b"Content-Length: %d\r\n\r\n" % len(body))
+        return b"".join(parts)
 
     async def _exchange(
         self, connection: Connection, method: str, head: bytes, body: bytes | None, *, reused: bool

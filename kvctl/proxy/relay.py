@@ -20,6 +20,7 @@ from aiohttp import web
 
 from kvctl.proxy import headers
 from kvctl.proxy.errors import Answer
+from kvctl.proxy.plainhead import PlainHead
 from kvctl.proxy.response import Response
 from kvctl.proxy.sniffer import media_type
 
@@ -136,7 +137,15 @@ class ClientStream:
         self._chunked = not bodyless and not known and request.version >= (1, 1)
         self.keep_alive = bool(request.keep_alive) and (bodyless or known or self._chunked)
         self.event_stream = media_type(response.content_type) == b"text/event-stream"
-        self._held = self._head(request_id, keep_length=known)
+        plain = response.plain
+        if (
+            plain is None
+            or not (known and self.keep_alive and request.version == (1, 1))
+            or self.event_stream
+        ):
+            self._held = self._head(request_id, keep_length=known)
+        else:
+            self._held = _as_it_came(plain, request_id)
 
     def _head(self, request_id: str, *, keep_length: bool) -> bytes:
         response = self._response
@@ -233,6 +242,12 @@ class ClientStream:
         if last_words:
             self.data(last_words)
         await sever(self._request)
+
+
+def _as_it_came(head: PlainHead, request_id: str) -> bytes:
+    """A head that keeps all its lines, and has the request's id."""
+    own = b"" if head.has_id else b"X-Request-Id: %b\r\n" % request_id.encode("ascii", "replace")
+    return b"HTTP/1.1 %d %b\r\n%b%b\r\n" % (head.status, head.reason, head.lines, own)
 
 
 def _seen(drained: asyncio.Task[None]) -> None:

@@ -11,33 +11,24 @@ from typing import Protocol
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-Headers = list[tuple[bytes, bytes]]
+from kvctl.proxy.answer_ends import BrokenError, ConnectError, Sink, UpstreamError, UpstreamTimeoutError
+from kvctl.proxy.chunks import payload_of
+from kvctl.proxy.plainhead import Headers, PlainHead, plain_head
 
+__all__ = [
+    "BrokenError",
+    "Carrier",
+    "ConnectError",
+    "Headers",
+    "Response",
+    "Sink",
+    "UpstreamError",
+    "UpstreamTimeoutError",
+]
+
+_LAST_CHUNK = b"0\r\n\r\n"
 _MAX_HEAD = 256 * 1024  # bytes of status line and headers
 _EARLY_LIMIT = 256 * 1024  # body bytes held before anybody takes them
-
-
-class UpstreamError(Exception):
-    """The engine did not give a whole answer."""
-
-
-class ConnectError(UpstreamError):
-    """No connection came about: not one byte of the request was sent.
-
-    ``own``: for want of descriptors, ports or memory on this side, which says nothing of the engine.
-    """
-
-    def __init__(self, message: str, *, own: bool = False) -> None:
-        super().__init__(message)
-        self.own = own
-
-
-class BrokenError(UpstreamError):
-    """The connection broke, or what came on it is not HTTP."""
-
-
-class UpstreamTimeoutError(UpstreamError):
-    """Nothing came from the engine for the configured time."""
 
 
 class Carrier(Protocol):
@@ -59,18 +50,11 @@ class Carrier(Protocol):
         """Close at once."""
 
 
-class Sink(Protocol):
-    """Takes an answer's body as it comes. Called from the connection's callbacks: must not block or raise."""
-
-    def data(self, data: bytes, framed: bytes = b"") -> None:
-        """More of the body, without its transfer framing; ``framed``: as it came, where it came in chunks."""
-
-    def finished(self, error: UpstreamError | None) -> None:
-        """The answer is over: whole (None), or broken off."""
-
-
 class Response:
-    """One answer of the engine, and the parser's callbacks for it."""
+    """One answer of the engine, and the parser's callbacks for it.
+
+    There is a parser only where something comes that is not in its plainest form; it is told the head then.
+    """
 
     __slots__ = (
         "_between",
@@ -84,9 +68,11 @@ class Response:
         "_head_size",
         "_interim",
         "_keep",
+        "_left",
         "_nudged",
         "_parser",
         "_pieces",
+        "_read_head",
         "_sink",
         "_waiter",
         "answered",
@@ -98,6 +84,7 @@ class Response:
         "has_head",
         "headers",
         "length",
+        "plain",
         "reason",
         "status",
     )
@@ -105,14 +92,17 @@ class Response:
     def __init__(self, connection: Carrier, *, head_only: bool) -> None:
         self._connection = connection
         self._head_only = head_only
-        self._parser = HttpResponseParser(self)
+        self._parser: HttpResponseParser | None = None
+        self._read_head = b""  # a head that the parser has not seen
+        self._left = 0  # bytes of a plainly framed body that are to come
         self._sink: Sink | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._pieces: list[bytes] = []
         self._early: list[bytes] = []
         self._early_size = self._head_size = 0
         self._coded = self._complete = self._framed = self._interim = self._keep = self._nudged = False
-        self._between = False  # the parser stands where a chunk may begin
+        self._between = False  # a chunk may begin here
+        self.plain: PlainHead | None = None  # the head, where it is plain and nothing was added to it
         self.answered = False  # any byte came
         self.has_head = self.finished = False
         self.error: UpstreamError | None = None
@@ -156,6 +146,11 @@ class Response:
             await self._wait()
         return b"".join(self._early)
 
+    def add(self, more: Headers) -> None:
+        """Put headers of kvctl's own behind the engine's."""
+        self.headers += more
+        self.plain = None
+
     def nudge(self) -> None:
         """Let ``wait`` return once."""
         self._nudged = True
@@ -185,9 +180,57 @@ class Response:
 
     def feed(self, data: bytes) -> None:
         """Bytes came."""
-        if self._between and self._sink is not None and (payload := payload_of(data)):
-            self._sink.data(payload, data)
+        if self._between:
+            if payload := payload_of(data):
+                if self._sink is not None:
+                    self._sink.data(payload, data)
+                else:
+                    self._keep_early(payload)
+                return
+            if data == _LAST_CHUNK:
+                self.finish(None)
+                return
+        elif self._left:
+            self._take_rest(data)
             return
+        elif not self.answered and not self._head_only and (head := plain_head(data)) is not None:
+            self._begin(head, data)
+            return
+        self._feed_parser(data)
+
+    def _begin(self, head: PlainHead, data: bytes) -> None:
+        """A plain head, and what came with it."""
+        self.answered = self.has_head = self._framed = self._keep = True
+        self.plain = head
+        size, self.status, self.reason, self.headers, _, self.length, *types, _ = head
+        self.content_type, self.content_encoding = types
+        self._connection.unblock_writer()
+        self._wake()
+        rest = data[size:]
+        if self.length is None:
+            self.chunked = self._between = True
+            self._read_head = data[:size]
+            if rest:
+                self.feed(rest)
+            return
+        self._left = self.length
+        if rest or not self.length:
+            self._take_rest(rest)
+
+    def _take_rest(self, data: bytes) -> None:
+        """More of a body whose length was declared."""
+        if len(data) > self._left:  # bytes beyond the answer: they belong to nothing
+            data, self._keep = data[: self._left], False
+        self._left -= len(data)
+        if data:
+            if self._sink is not None:
+                self._sink.data(data)
+            else:
+                self._keep_early(data)
+        if not self._left:
+            self.finish(None)
+
+    def _feed_parser(self, data: bytes) -> None:
         self.answered = True
         size = len(data)
         error = self._parse(data)
@@ -227,6 +270,7 @@ class Response:
             return
         self.finished = True
         self.error = error
+        self._parser = None  # it holds this response: a cycle, which only the collector would break
         self._connection.release(self)
         if self._sink is not None:
             self._sink.finished(error)
@@ -252,7 +296,7 @@ class Response:
         """The head is here; 1xx heads are only announcements of it."""
         if self._complete:
             return
-        status = self._parser.get_status_code()
+        status = self._the_parser().get_status_code()
         if 100 <= status < 200 and status != 101:
             self._interim = True
             return
@@ -290,7 +334,7 @@ class Response:
 
     def _parse(self, data: bytes) -> UpstreamError | None:
         try:
-            self._parser.feed_data(data)
+            self._the_parser().feed_data(data)
         except HttpParserUpgrade:
             self._complete = self.has_head = False
             return BrokenError("the engine switched protocols unasked")
@@ -298,6 +342,14 @@ class Response:
             self._keep = False
             return BrokenError(f"the engine's answer is not HTTP: {error}")
         return None
+
+    def _the_parser(self) -> HttpResponseParser:
+        if self._parser is None:
+            self._parser = HttpResponseParser(self)
+            if self._read_head:
+                head, self._read_head, self.reason = self._read_head, b"", b""
+                self._parser.feed_data(head)
+        return self._parser
 
     def _read_framing(self) -> None:
         for name, value in self.headers:
@@ -314,7 +366,7 @@ class Response:
         bodyless = self._head_only or self.status in (204, 304)
         self._between = self.chunked and not bodyless
         self._framed = bodyless or self.chunked or self.length is not None
-        self._keep = self._framed and bool(self._parser.should_keep_alive())
+        self._keep = self._framed and bool(self._the_parser().should_keep_alive())
         if bodyless:
             self._complete = True
             # An engine that errs about bodies here would send its bytes into the next answer.
@@ -343,39 +395,3 @@ class Response:
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
-
-
-_SIZES = {
-    b"%x" % size: size for size in range(1, 4096)
-}  # of most events' chunks, as written
-
-
-def payload_of(data: bytes) -> bytes:
-    """What whole chunks carry, each with a head in its plainest form; empty where they are anything else.
-
-    The last chunk, extensions and parts of chunks are the parser's.
-    """
-    border = data.find(b"\r\n", 1, 9)
-    size = _SIZES.get(data[:border])
-    if size is not None and len(data) == border + size + 4 and data.endswith(b"\r\n"):
-        return data[border + 2 : -2]
-    return _payloads_of(data)
-
-
-def _payloads_of(data: bytes) -> bytes:
-    pieces: list[bytes] = []
-    at, length = 0, len(data)
-    while at < length:
-        border = data.find(b"\r\n", at, at + 9)
-        if border < 0:
-            return b""
-        head = data[at:border]
-        try:
-            size = int(head, 16)
-        except ValueError:
-            return b""
-        start, at = border + 2, border + 4 + size
-        if size == 0 or b"%x" % size != head or data[at - 2 : at] != b"\r\n":
-            return b""
-        pieces.append(data[start : at - 2])
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)

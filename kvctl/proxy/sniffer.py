@@ -157,12 +157,12 @@ _TOTAL_AT = re.compile(
 class JsonSniffer:
     """Reads a plain JSON answer: all of it up to ``MAX_JSON`` bytes, else what its last bytes show."""
 
-    __slots__ = ("_kept", "_size", "found")
+    __slots__ = ("_kept", "_kept_size", "_size", "found")
 
     def __init__(self) -> None:
         self.found = Findings()
-        self._kept = bytearray()
-        self._size = 0
+        self._kept: list[bytes] = []
+        self._size = self._kept_size = 0
 
     @property
     def at_border(self) -> bool:
@@ -172,17 +172,20 @@ class JsonSniffer:
     def feed(self, data: bytes) -> int:
         """More of the answer. Its tokens are known only at its end: always 0."""
         self._size += len(data)
-        self._kept += data
-        if len(self._kept) > 2 * MAX_JSON:
-            del self._kept[:-MAX_JSON]
+        self._kept_size += len(data)
+        self._kept.append(data)
+        if self._kept_size > 2 * MAX_JSON:
+            self._kept = [b"".join(self._kept)[-MAX_JSON:]]
+            self._kept_size = MAX_JSON
         return 0
 
     def end(self) -> None:
         """The answer is whole."""
+        kept = self._kept[0] if len(self._kept) == 1 else b"".join(self._kept)
         if self._size > MAX_JSON:
-            self._read_tail(bytes(self._kept[-MAX_JSON:]))
-            return
-        read_answer(self.found, self._kept)
+            self._read_tail(kept[-MAX_JSON:])
+        else:
+            read_answer(self.found, kept)
 
     def _read_tail(self, tail: bytes) -> None:
         for reason in _FINISH_AT.findall(tail):

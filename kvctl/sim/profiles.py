@@ -8,13 +8,17 @@ sampling and bookkeeping per sequence, the fourth is reading the KV cache.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """Coefficients of the step time, and ``request_s``, what a request spends before any step; in seconds."""
+    """Coefficients of the step time, and what a request spends before any step; in seconds.
+
+    ``request_s`` is that on an idle engine, ``request_sequence_s`` more for each sequence that runs: whoever
+    takes a request in is busy with their tokens. A server does both for real, so they count in a replay only.
+    """
 
     name: str
     about: str
@@ -22,7 +26,8 @@ class Profile:
     prefill_token_s: float
     decode_sequence_s: float
     kv_token_s: float
-    request_s: float = 0.0  # in a replay: HTTP and tokenizing, which a server does for real
+    request_s: float = 0.0
+    request_sequence_s: float = 0.0
 
     def step_seconds(self, *, prefill_tokens: int, decode_sequences: int, kv_tokens: int) -> float:
         """Duration of a step that computes and reads that much."""
@@ -33,6 +38,18 @@ class Profile:
             + self.kv_token_s * kv_tokens
         )
 
+    def way_in_seconds(self, running: int) -> float:
+        """From an admission to the engine's scheduler, while so many sequences run."""
+        return self.request_s + self.request_sequence_s * running
+
+    def slower(self, times: float) -> "Profile":
+        """The same engine on a machine that is so many times slower."""
+        seconds = {name: getattr(self, name) * times for name in SECONDS}
+        return replace(self, **seconds)
+
+
+SECONDS = tuple(one.name for one in fields(Profile) if one.name not in ("name", "about"))
+"""The coefficients of a profile."""
 
 _ALL = (
     Profile(

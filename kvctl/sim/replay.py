@@ -218,7 +218,8 @@ class _World:
             hashes=self._hashes(call.row),
         )
         self._flying[running] = call
-        way_in = self._scene.engine.profile.request_s
+        beside = 0 if self._engine is None else len(self._engine.scheduler.running)
+        way_in = self._scene.engine.profile.way_in_seconds(beside)
         if way_in:
             self._at(self._now + way_in, lambda: self._reach(running))
         else:

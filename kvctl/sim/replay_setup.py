@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
 from kvctl.sim.beginnings import with_system_prompt
-from kvctl.sim.profiles import PROFILES, Profile
+from kvctl.sim.profiles import PROFILES, SECONDS, Profile
 from kvctl.sim.replay import Scene
 from kvctl.sim.replay_faults import Fault, shifted
 from kvctl.sim.scheduler import EngineConfig
@@ -49,12 +49,11 @@ def read_profile(text: str) -> Profile:
     path = Path(text)
     if not path.is_file():
         raise SetupError(f"no profile {text!r} and no such file; there are {', '.join(PROFILES)}")
-    wanted = {one.name for one in fields(Profile)} - {"name", "about", "request_s"}
+    wanted = [name for name in SECONDS if not name.startswith("request")]
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         found = found.get("profile", found)
-        seconds = {name: float(found[name]) for name in wanted}
-        seconds["request_s"] = float(found.get("request_s", 0.0))
+        seconds = {name: float(found[name] if name in wanted else found.get(name, 0.0)) for name in SECONDS}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise SetupError(f"{path}: not a profile ({error}); it needs {', '.join(sorted(wanted))}") from None
     if min(seconds.values()) < 0.0 or seconds["base_s"] <= 0.0:

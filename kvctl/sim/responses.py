@@ -54,7 +54,7 @@ class _Kept:
 
     async def stream(self, after: int) -> AsyncIterator[Document]:
         """The events behind number ``after``, to the last one."""
-        events, at = self.events or [], after + 1
+        events, at = [] if self.events is None else self.events, after + 1
         while True:
             async with self.news:
                 while at >= len(events):

@@ -49,8 +49,10 @@ def conversation(messages: Any, *, wrap: bool) -> list[Message]:
 def _message(message: Any, *, wrap: bool) -> Message:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise _unsure("a message without a role")
-    role = message["role"]
-    texts = _parts(message.get("content"))
+    role, content = message["role"], message.get("content")
+    if role == "user" and len(message) == 2 and not wrap and isinstance(content, str):
+        return {"role": role, "content": content}  # by far the most
+    texts = _parts(content)
     if role == "system":
         texts = _without_billing_header(texts)
     result: Message = {"role": role, "content": texts if wrap else _joined(texts)}
@@ -152,7 +154,7 @@ def _tool_result(message: Mapping[str, Any], parts: list[Message]) -> Message:
 
 def as_system(messages: list[Message]) -> list[Message]:
     """Developer messages as system ones, merged into the first: for templates that know no such role."""
-    if not any(message["role"] == "developer" for message in messages):
+    if "developer" not in [message["role"] for message in messages]:
         return messages
     renamed = [
         {k: v for k, v in m.items() if k != "tools"} | {"role": "system"} if m["role"] == "developer" else m

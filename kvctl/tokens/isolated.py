@@ -20,6 +20,7 @@ from typing import Any, cast
 
 from kvctl.tokens.begin import own_key
 from kvctl.tokens.files import TokenizerError
+from kvctl.tokens.repeated import CHAT_KEYS
 from kvctl.tokens.source import OwnTokenizer, Tally, Uncountable, Why
 from kvctl.tokens.worker import COUNTS, FAILED, LENGTH, as_counts, message, read_message
 
@@ -28,10 +29,6 @@ AGAIN_S = 1.0  # between the end of a process and the start of the next
 PATIENCE = 4  # deadlines after which a count that is not done ends the process
 WAITING_PER_WORKER = 32
 WAITING_BYTES = 256 * 1024 * 1024
-_CHAT_KEYS = (
-    *("messages", "tools", "documents", "chat_template", "chat_template_kwargs", "reasoning_effort"),
-    *("add_generation_prompt", "continue_final_message", "add_special_tokens"),
-)
 
 
 class Child:
@@ -113,7 +110,7 @@ class IsolatedCounter(OwnTokenizer):
     async def chat(self, model: str, body: Mapping[str, Any], body_bytes: int) -> int:
         """Prompt tokens of a chat body. Raises Uncountable."""
         del model
-        shown = {key: body[key] for key in _CHAT_KEYS if key in body}
+        shown = {key: body[key] for key in CHAT_KEYS if key in body}
         (count,) = await self._count("chat", (shown, (self.context(), self.begins())), body_bytes)
         return count
 

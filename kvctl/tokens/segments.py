@@ -23,7 +23,7 @@ from tokenizers import AddedToken, Encoding, Tokenizer
 
 from kvctl.tokens.source import Tally
 
-PART = 256  # characters that a part has at least: shorter ones are joined with what follows
+PART = 128  # characters that a part has at least: shorter ones are joined with what follows
 MOST_CUTS = 32
 ENTRY_BYTES = 200  # what an entry takes besides its ids
 _PROBED = 8
@@ -76,6 +76,12 @@ class Segments:
             ids.extend(part.ids or ())
         ids.extend(tail)
         return Part(count, ids)
+
+    def spare(self, characters: int) -> None:
+        """A text was known as a whole."""
+        with self._lock:
+            self.tally.hits += 1
+            self.tally.spared += characters
 
     def _part(self, piece: str, *, with_ids: bool) -> Part:
         key = hashlib.blake2b(piece.encode("utf-8", "surrogatepass"), digest_size=16).digest()

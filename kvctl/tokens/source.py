@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
+import msgspec
+
 from kvctl.tokens.base import CountMethod
 
 
@@ -57,8 +59,7 @@ class Source(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(msgspec.Struct, frozen=True):
     """What is known of the engine when a text is counted.
 
     ``context``: tokens, None where it is not known. ``begins``: whether to tell how prompts begin.

@@ -5,20 +5,14 @@ template that a request brings along is never rendered here.
 """
 
 import copy
-import json
 from collections.abc import Mapping
-from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any
 
-import jinja2
-import jinja2.ext
 import jinja2.meta
-import jinja2.nodes
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from kvctl.tokens.content_format import wants_parts
 from kvctl.tokens.conversation import Message, as_system
+from kvctl.tokens.sandbox import UNSTEADY, sandbox
 from kvctl.tokens.source import Uncountable, Why
 
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
@@ -31,60 +25,21 @@ _RESERVED = frozenset(
 )
 
 
-class _Generation(jinja2.ext.Extension):
-    """``{% generation %}`` marks the assistant's text for training; here it renders its body."""
-
-    tags = {"generation"}  # noqa: RUF012 - jinja2's own declaration
-
-    def parse(self, parser: Parser) -> jinja2.nodes.Node:
-        """The body alone, in a scope of its own."""
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return jinja2.nodes.Scope(body).set_lineno(line)
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """jinja2's own filter escapes HTML, which no tokenizer was trained on."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)  # noqa: DTZ005 - the template means the machine's own time
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
-    )
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    return environment
-
-
 class ChatTemplate:
-    """One compiled template. ``specials`` are the tokens by name that it may print (``bos_token`` ...)."""
+    """One compiled template. ``specials`` are the tokens by name that it may print (``bos_token`` ...).
+
+    ``steady``: it prints the same whenever it gets the same.
+    """
 
     def __init__(self, source: str, specials: Mapping[str, str]) -> None:
         """Raises jinja2.TemplateError for a template that does not compile."""
-        environment = _environment()
+        environment = sandbox()
         tree = environment.parse(source)
         self._template = environment.from_string(source)
         self._variables = jinja2.meta.find_undeclared_variables(tree)
         self.source = source
-        self._specials = dict(specials)
+        self._fixed = {**environment.globals, **specials}
+        self.steady = not any(name in source for name in UNSTEADY)
         self._knows_developer = '"developer"' in source or "'developer'" in source
         self.wants_parts = wants_parts(tree)
 
@@ -92,17 +47,19 @@ class ChatTemplate:
         """The prompt's text. ``options`` as from ``template_options``. Raises Uncountable."""
         if not self._knows_developer:
             messages = as_system(messages)
-        known = {key: options[key] for key in options.keys() & self._variables}
-        known.pop("continue_final_message", None)  # the renderer keeps that one to itself
-        fixed = {key: options.get(key) for key in ("documents", "add_generation_prompt")}
+        given = {**self._fixed, **{key: options[key] for key in options if key in self._variables}}
+        given.pop("continue_final_message", None)  # the renderer keeps that one to itself
+        given["documents"] = options.get("documents")
+        given["add_generation_prompt"] = options.get("add_generation_prompt")
         resume = options.get("continue_final_message")
         final = ""
         if resume:
             messages, final = self._tagged(messages)
+        given["messages"], given["tools"] = messages, tools
         try:
-            text = self._template.render(
-                {**self._specials, **known, **fixed, "messages": messages, "tools": tools}
-            )
+            # As Template.render does, which merges the globals anew each time.
+            context = self._template.new_context(given, shared=True)
+            text = "".join(self._template.root_render_func(context))
         except Exception as error:  # the sandbox, the template's own raise, a type error of its code
             raise Uncountable(Why.TEMPLATE, f"{type(error).__name__}: {error}") from error
         return _cut(text, final) if resume else text

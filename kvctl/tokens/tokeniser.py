@@ -11,6 +11,7 @@ from typing import Any
 from kvctl.tokens.begin import BORDER, Tokens, prefix_of
 from kvctl.tokens.conversation import conversation, tool_list
 from kvctl.tokens.files import ModelFiles
+from kvctl.tokens.repeated import Repeated, chat_key
 from kvctl.tokens.segments import Part, Segments
 from kvctl.tokens.source import Tally, Uncountable, View, Why
 from kvctl.tokens.template import ChatTemplate, template_options
@@ -27,6 +28,7 @@ class Tokeniser:
         self._newer = True
         self._words = tuple(_words(files))
         self._segments = Segments(files.tokenizer, self._words)
+        self._repeated = Repeated()
 
     @property
     def tally(self) -> Tally:
@@ -56,13 +58,21 @@ class Tokeniser:
 
     def chat(self, body: Mapping[str, Any], view: View) -> tuple[int, ...]:
         """Prompt tokens of a chat body, as the one number of a tuple. Raises Uncountable."""
-        template = self._template(body)
+        template, repeated = self._template(body), self._repeated
+        key = chat_key(body, view) if template.steady else None
+        if key is not None and (known := repeated.find(key)) is not None:
+            count, characters = known
+            self._segments.spare(characters)
+            return (count,)
         messages = conversation(body.get("messages"), wrap=template.wants_parts)
         text = template.render(messages, tool_list(body.get("tools")), template_options(body))
         specials = body.get("add_special_tokens", False)
         if not isinstance(specials, bool):
             raise Uncountable(Why.SHAPE, "add_special_tokens is no boolean")
-        return self.texts([text], specials, view)
+        counts = self.texts((text,), specials, view)
+        if key is not None:
+            repeated.keep(key, counts[0], len(text))
+        return counts
 
     def other_way(self) -> bool:
         """Load the tokenizer as other versions of the engine's libraries do; False: they all do alike.
@@ -73,6 +83,7 @@ class Tokeniser:
             return False
         self._newer = not self._newer
         self._segments = Segments(self._load_again(self._newer), self._words)
+        self._repeated = Repeated()  # after that: who has the new one counts the new way
         return True
 
     def _template(self, body: Mapping[str, Any]) -> ChatTemplate:

@@ -3,14 +3,16 @@
 import logging
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvctl.control.gatekeeper import Gatekeeper, LeaseHandle
 from kvctl.core.claim import Shape
-from kvctl.core.events import Command, EngineDescribed, Event
+from kvctl.core.events import Command, EngineDescribed, Event, Progressed, Scraped, Ticked
 from kvctl.core.gate import Gate
 from kvctl.core.outcomes import EndReason
 from kvctl.core.supply import GateConfig
-from kvctl.core.telemetry import EngineInfo
+from kvctl.core.telemetry import EngineInfo, RankSample
 
 SHAPE = Shape(route="chat", model="tiny", prompts=(16,), asked_output=16)
 
@@ -36,3 +38,66 @@ async def test_a_listener_that_fails_costs_no_lease(caplog: pytest.LogCaptureFix
     assert len(keeper.gate.ledger) == 0
     assert seen, "the others were told"
     assert "what the gate decided stands" in caplog.text
+
+
+STREAM = Shape(route="chat", model="tiny", prompts=(16,), asked_output=400, stream=True)
+STEPS = st.lists(st.sampled_from(["a", "b", "c", "tick", "page", "look", "end a", "end b"]), max_size=40)
+
+
+class Twins:
+    """Two gates that are told the same: of tokens, one as the data plane tells it, one of each at once."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.generated = 0
+        self.gates = Gate(GateConfig()), Gate(GateConfig())
+        self.keepers = [Gatekeeper(gate, lambda: self.now) for gate in self.gates]
+        self.leases: dict[str, list[LeaseHandle]] = {"a": [], "b": [], "c": []}
+
+    async def open(self) -> None:
+        for keeper in self.keepers:
+            keeper.handle(EngineDescribed(EngineInfo(models=("tiny",), context_tokens=4096)))
+            for name, handles in self.leases.items():
+                lease = await keeper.admit(name, STREAM)
+                assert isinstance(lease, LeaseHandle)
+                handles.append(lease)
+
+    def step(self, word: str) -> None:
+        self.now += 0.03
+        if word in self.leases:
+            self._progress(word)
+        elif word.startswith("end"):
+            for lease in self.leases[word[-1]]:
+                lease.end(EndReason.FINISHED)
+        elif word != "look":
+            tokens = float(self.generated)
+            sample = RankSample(rank="0", at=self.now, running=3, generation_tokens_total=tokens)
+            event: Event = Ticked() if word == "tick" else Scraped((sample,), self.now)
+            told = [keeper.handle(event) for keeper in self.keepers]
+            assert told[0] == told[1]
+
+    def _progress(self, name: str) -> None:
+        if not self.leases[name][1].ended:
+            self.generated += 2
+            self.keepers[1].handle(Progressed(name, 2))
+        self.leases[name][0].progress(2)
+
+    def compare(self) -> None:
+        assert self.keepers[0].gate.status(self.now) == self.gates[1].status(self.now)
+        seen = [
+            [(each.id, each.first_token_at, each.last_token_at, each.output_tokens) for each in gate.ledger]
+            for gate in self.gates
+        ]
+        assert seen[0] == seen[1]
+
+
+@given(STEPS)
+async def test_tokens_that_are_told_together_leave_the_gate_as_if_told_one_by_one(steps: list[str]) -> None:
+    """Whoever looks at the gate, and whatever it decides, finds every token counted."""
+    twins = Twins()
+    await twins.open()
+    for word in steps:
+        twins.step(word)
+        if word == "look":
+            twins.compare()
+    twins.compare()

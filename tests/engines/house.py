@@ -16,6 +16,7 @@ from kvctl.core.status import GateStatus
 from kvctl.daemon import Daemon
 from kvctl.part_configs import engine_settings
 from kvctl.settings.loading import load
+from kvctl.tokens.foreign import Interpreter, http_post
 from kvctl.tokens.load import load_counter
 from tests.ops.prometheus import free_port
 
@@ -108,10 +109,12 @@ async def house(folder: Path, engine_url: str, **given: str) -> AsyncIterator[Ho
         },
     )
     tokenizer = given.get("TOKENIZER") or str(await asyncio.to_thread(words_tokenizer, folder))
-    counter = await asyncio.to_thread(load_counter, tokenizer)
-    daemon = Daemon(settings, {}, dict.fromkeys(engine_settings(settings), counter))
-    try:
-        async with daemon.running(), aiohttp.ClientSession() as session:
-            yield House(daemon, f"http://{settings.listen}", session)
-    finally:
-        await counter.close()
+    async with aiohttp.ClientSession() as session:
+        ask = Interpreter(http_post(session, engine_url)) if tokenizer == "engine" else None
+        counter = await asyncio.to_thread(load_counter, tokenizer, ask=ask)
+        daemon = Daemon(settings, {}, dict.fromkeys(engine_settings(settings), counter))
+        try:
+            async with daemon.running():
+                yield House(daemon, f"http://{settings.listen}", session)
+        finally:
+            await counter.close()

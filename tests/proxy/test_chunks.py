@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvctl.proxy.response import Response, UpstreamError, payload_of
+from kvctl.proxy.chunks import payload_of
+from kvctl.proxy.response import Response, UpstreamError
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Type: text/event-stream\r\n\r\n"
 

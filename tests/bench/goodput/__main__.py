@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from kvctl.sim.profiles import PROFILES, Profile
-from tests.bench.calibration import calibration, fitted
-from tests.bench.goodput.bench import ALONE, CAPPED, POLICIES, Bench, Group, Turn, resolve, saturation
+from tests.bench.calibration import calibration, fitted, tell_paces
+from tests.bench.goodput.bench import ALONE, CAPPED, POLICIES, Bench, Group, Record, Turn, resolve, saturation
 from tests.bench.goodput.report import best_limit, medians, standing, table
 from tests.bench.goodput.stage import POOLS, PROFILE, STAGES
 from tests.bench.goodput.workload import BURSTS
@@ -140,21 +140,27 @@ def main() -> None:
         finally:
             stage.close()
             turn.give_back()
-    again = [
-        one
-        for one in bench.recorded
-        if one.policy.partition("=")[0] in REPLAYED
-        and not (one.group.common or one.group.prefixes or one.figures["disturbed"])
-    ]
     told = found | {
+        "paces_between": tell_paces(bench.recorded),
         "medians": medians(found["runs"]),
         "targets": standing(found["runs"]),
-        "calibration": calibration(again, PROFILES[PROFILE]) if again else None,
+        "calibration": replayed(bench.recorded),
     }
     if asked.output == "json":
         json.dump(told, sys.stdout, indent=2)
     else:
         sys.stdout.write(table(found["runs"]) + "\n")
+
+
+def replayed(records: Sequence[Record]) -> dict[str, Any] | None:
+    """The runs beside their replays, where a replay knows the policy and the prompts."""
+    again = [
+        one
+        for one in records
+        if one.policy.partition("=")[0] in REPLAYED
+        and not (one.group.common or one.group.prefixes or one.figures["disturbed"])
+    ]
+    return calibration(again, PROFILES[PROFILE]) if again else None
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Medians over the runs, and how the forecast stands against every other policy.
 
 Targets are judged in pairs: both policies' goodput on the same arrivals, those that came when each had
-answered a hundred, and the median of that ratio over the seeds.
+answered a hundred, and the median of that ratio over the seeds. ``evened`` is the same as if the engine had
+been as fast in one run as in the other.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -84,8 +85,12 @@ def standing(runs: Runs) -> list[dict[str, Any]]:
 
 def _against(wanted: Wanted, runs: Runs, cap: str, rate: float) -> Iterator[dict[str, Any]]:
     policy = best_limit(runs, wanted.against)
-    pairs = [in_common(one, other) for one, other in _pairs(runs, policy, cap)]
-    ratios = [round(own / goodput, 3) for own, goodput in pairs if goodput]
+    ratios, evened = [], []
+    for one, other in _pairs(runs, policy, cap):
+        own, goodput = in_common(one, other)
+        if goodput:
+            ratios.append(round(own / goodput, 3))
+            evened.append(ratios[-1] * one.get("pace", 1.0) / other.get("pace", 1.0))
     if not ratios:
         return
     found = round(median(ratios), 3)
@@ -96,6 +101,7 @@ def _against(wanted: Wanted, runs: Runs, cap: str, rate: float) -> Iterator[dict
         "wanted": wanted.ratio,
         "found": found,
         "by_seed": ratios,
+        "evened": round(median(evened), 3),
         "met": found >= wanted.ratio,
     }
 
@@ -168,7 +174,7 @@ def _verdict(one: Mapping[str, Any]) -> str:
         return f"{word:>7}: {one['preemptions_per_1000']} preempted of 1,000"
     seeds = " ".join(f"{ratio:.2f}" for ratio in one["by_seed"])
     where = f"{one['rate']:g}/s, cap {one['cap']}"
-    return f"{word:>7}: {one['found']} x {one['against']} (wanted {one['wanted']}), {where}: {seeds}"
+    return f"{word:>7}: {one['found']} x {one['against']} (wanted {one['wanted']}), {where}: {seeds}, evened {one['evened']}"
 
 
 def _number(value: float | None) -> str:

@@ -1,0 +1,77 @@
+"""The head of an answer in its plainest form, read in one step. Any other is left to the parser.
+
+Plain is a head that came whole, of HTTP/1.1 and a status with a body: lines with one space behind the colon
+and printable ASCII in their values, one length or chunks alone, and nothing else that concerns the hop.
+"""
+
+import re
+from typing import NamedTuple
+
+Headers = list[tuple[bytes, bytes]]
+
+_HEAD = re.compile(
+    rb"HTTP/1\.1 ([2-5]\d\d) ([!-~][ -~]*+)\r\n((?:[!#$%&'*+\-.^_`|~0-9A-Za-z]++: [!-~][ -~]*+\r\n)++)\r\n"
+)
+_LINE = re.compile(rb"([^:]++): ([^\r]*+)\r\n")
+_BODYLESS = (b"204", b"304")
+_MOST_DIGITS = 15
+_HOP = (
+    *(b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection"),
+    *(b"te", b"trailer", b"upgrade"),
+)
+_LENGTH, _CODING, _TYPE, _ENCODING, _ID, _OF_HOP = range(6)
+_NOTED = {
+    b"content-length": _LENGTH,
+    b"transfer-encoding": _CODING,
+    b"content-type": _TYPE,
+    b"content-encoding": _ENCODING,
+    b"x-request-id": _ID,
+    **dict.fromkeys(_HOP, _OF_HOP),
+}
+
+
+class PlainHead(NamedTuple):
+    """``size`` in bytes, ``lines`` the headers as they came. ``length`` None: the body comes in chunks."""
+
+    size: int
+    status: int
+    reason: bytes
+    headers: Headers
+    lines: bytes
+    length: int | None
+    content_type: bytes
+    content_encoding: bytes
+    has_id: bool  # an X-Request-Id
+
+
+def plain_head(data: bytes) -> PlainHead | None:
+    """The head that ``data`` begins with; None: it is not all of it, or not plain."""
+    found = _HEAD.match(data)
+    if found is None:
+        return None
+    status, reason, lines = found.groups()
+    headers = _LINE.findall(lines)
+    length, chunked, has_id = -1, False, False
+    content_type = content_encoding = b""
+    for name, value in headers:
+        noted = _NOTED.get(name.lower())
+        if noted is None:
+            continue
+        if noted == _TYPE:
+            content_type = value
+        elif noted == _LENGTH and length < 0 and value.isdigit() and len(value) <= _MOST_DIGITS:
+            length = int(value)
+        elif noted == _CODING and not chunked and value.lower() == b"chunked":
+            chunked = True
+        elif noted == _ENCODING:
+            content_encoding = value
+        elif noted == _ID:
+            has_id = True
+        else:
+            return None
+    if chunked == (length >= 0) or status in _BODYLESS or b" \r\n" in lines:
+        return None
+    return PlainHead(
+        found.end(), int(status), reason, headers, lines, None if chunked else length,
+        content_type, content_encoding, has_id,
+    )  # fmt: skip
