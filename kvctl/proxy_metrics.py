@@ -7,7 +7,6 @@ from kvctl.core.outcomes import DECISION_OF, ChoiceReason, Decision, EndReason, 
 from kvctl.metrics import Metrics
 from kvctl.metrics.catalog import OTHER
 from kvctl.proxy.seams import Served
-from kvctl.tokens.base import CountMethod
 
 access = logging.getLogger(logs.ACCESS)
 
@@ -23,28 +22,23 @@ class ProxyReports:
     """A ``ProxyMetrics`` that counts into ``Metrics``."""
 
     def __init__(self, metrics: Metrics, *, access_log: bool = False) -> None:
+        self.counted = metrics.counted
+        self.decided = metrics.decided
         self._metrics = metrics
         self._access_log = access_log
 
     def served(self, record: Served) -> None:
         """A request is over."""
-        self._metrics.request(record.route, _outcome(record))
+        end, metrics = record.end, self._metrics
+        metrics.request(record.route, end or _outcome(record))
         if self._access_log:
             _log_access(record)
-        if record.end is EndReason.ENGINE_REFUSED:
-            self._metrics.upstream_error("status")
-        if record.end is EndReason.CLIENT_GONE or record.status == 0:
-            self._metrics.client_gone(_phase(record))
-        if record.end in _COMPLETE and record.first_byte_s is not None:
-            self._answered(record, record.first_byte_s)
-
-    def counted(self, method: CountMethod, seconds: float) -> None:
-        """A prompt was counted."""
-        self._metrics.counted(method, seconds)
-
-    def decided(self, seconds: float) -> None:
-        """The gate took that time to decide on a request."""
-        self._metrics.decided(seconds)
+        if end in _COMPLETE:
+            self._answered(record)
+        elif end is EndReason.ENGINE_REFUSED:
+            metrics.upstream_error("status")
+        if end is EndReason.CLIENT_GONE or record.status == 0:
+            metrics.client_gone(_phase(record))
 
     def fault(self, word: ProxyFault) -> None:
         """Something went wrong."""
@@ -56,7 +50,10 @@ class ProxyReports:
         """A request was sent to ``engine``'s gate, which was chosen of several gates."""
         self._metrics.chosen(engine, reason)
 
-    def _answered(self, record: Served, first_s: float) -> None:
+    def _answered(self, record: Served) -> None:
+        first_s = record.first_byte_s
+        if first_s is None:
+            return
         self._metrics.first_token(first_s)
         if record.stream and record.output_tokens is not None and record.output_tokens > 1:
             self._metrics.next_token((record.seconds - first_s) / (record.output_tokens - 1))

@@ -14,18 +14,16 @@ from kvctl.core.gate import Gate
 from kvctl.core.outcomes import EndReason, Policy
 from kvctl.core.supply import GateConfig
 from kvctl.core.telemetry import EngineInfo, RankSample
-from kvctl.sim.profiles import PROFILES
 from kvctl.sim.replay import Call
-from kvctl.sim.replay_policies import parse_policy, run_policy
-from kvctl.sim.replay_score import figures
+from kvctl.sim.replay_policies import parse_policy
 from kvctl.sim.trace import Row
-from tests.bench.calibration import compare, fitted, pace, simulated, tell_paces, windows
-from tests.bench.goodput.bench import Group, Record, scene_of
+from tests.bench.goodput.__main__ import of_records, planned
+from tests.bench.goodput.bench import Group, Record
 from tests.bench.goodput.callers import Crowd, Heard, call_id, drive, read_call_id
-from tests.bench.goodput.figures import TARGET, document, in_common
+from tests.bench.goodput.figures import document, in_common
 from tests.bench.goodput.gates import gate_maker
 from tests.bench.goodput.report import best_limit, medians, standing, table
-from tests.bench.goodput.stage import USUAL, Page
+from tests.bench.goodput.stage import Page
 from tests.bench.goodput.workload import BURSTS, SimTexts, arrivals, prompts, scaled
 
 
@@ -250,13 +248,24 @@ def test_a_slower_engine_is_told_beside() -> None:
     assert (told["found"], told["evened"]) == (0.9, 1.0)
 
 
-def test_each_run_tells_how_fast_its_engine_was() -> None:
-    slow, fast = recorded(), recorded(rate=4.0)
-    twice = [replace(page, at=2.0 * page.at) for page in slow.pages]
-    runs = [replace(slow, pages=twice), fast]
-    assert tell_paces(runs) == [fast.figures["pace"], slow.figures["pace"]]
-    assert slow.figures["pace"] == pytest.approx(2.0 * fast.figures["pace"], rel=0.02)
-    assert tell_paces([replace(slow, pages=[])]) is None
+def test_of_limits_and_hopeless_policies_only_the_first_seed_runs_all() -> None:
+    first = Group(rate=20.0, seed=1, cap="2048", workload=BURSTS, seconds=9.0)
+    policies = ["static", "forecast", "concurrency=4", "concurrency=8", "kv-gauge"]
+    tried = runs(**{"concurrency=4": 3.0, "concurrency=8": 9.5})
+    assert planned(policies, first, first, []) == policies
+    assert planned(policies, replace(first, cap="none"), first, []) == ["static", "forecast"]
+    second = replace(first, seed=2)
+    assert planned(policies, second, first, tried) == ["static", "forecast", "concurrency=8", "kv-gauge"]
+    assert planned(policies, replace(second, cap="none"), first, tried) == ["forecast"]
+
+
+def test_kept_runs_are_told_as_they_were_made() -> None:
+    group = Group(rate=20.0, seed=1, cap="2048", workload=BURSTS, seconds=9.0)
+    made = [Record(group, "forecast", [], [], {"n": 1}), Record(group, "forecast", [], [], {"n": 2})]
+    made.append(Record(replace(group, cap="none"), "forecast", [], [], {"n": 3}))
+    first, second = of_records(made)
+    assert first == {"rate": 20.0, "seed": 1, "cap": "2048", "policies": {"forecast": {"n": 2}}}
+    assert second["policies"] == {"forecast": {"n": 3}}
 
 
 def test_medians_pool_the_preemptions() -> None:
@@ -264,81 +273,6 @@ def test_medians_pool_the_preemptions() -> None:
     assert found["goodput_rps"] == 10.0
     assert found["preemptions"] == 2
     assert found["preemptions_per_1000"] == 2.0
-
-
-def recorded(rate: float = 18.0) -> Record:
-    """A run of the simulated engine that stands for a real one, with pages that count its steps."""
-    profile = PROFILES["tiny-cpu"]
-    group = Group(rate=rate, seed=1, cap="2048", workload=BURSTS, seconds=15.0)
-    scene = scene_of(group, profile)
-    found = figures(run_policy(parse_policy("forecast"), scene), TARGET)
-    pages, at = list[Page](), 0.0
-    for n in range(60):
-        steps, prompt, held = 20 + n % 7, 500 * (n % 3), USUAL.tokens * (0.3 + n % 5 * 0.1)
-        output = steps * (10 + n % 11)
-        at += profile.base_s * steps + profile.prefill_token_s * prompt
-        at += profile.decode_sequence_s * output + profile.kv_token_s * steps * held
-        last = pages[-1] if pages else looked(0.0, steps=0)
-        pages.append(
-            looked(
-                at,
-                usage=0.3 + n % 5 * 0.1,
-                steps=(last.steps or 0) + steps,
-                prompt_tokens=last.prompt_tokens + prompt,
-                generation_tokens=last.generation_tokens + output,
-            )
-        )
-    shown = {
-        name: getattr(found, name) for name in ("kv_usage_mean", "ttft_p50_s", "preemptions", "goodput_rps")
-    }
-    shown["running_mean"] = 5.0 if rate < 10.0 else 45.0
-    return Record(group, "forecast", list(scene.rows), pages, shown)
-
-
-def test_step_times_are_found_from_what_an_engine_counts() -> None:
-    found, wanted = fitted([recorded()]), PROFILES["tiny-cpu"]
-    assert found.base_s == pytest.approx(wanted.base_s, rel=0.25)
-    assert found.prefill_token_s == pytest.approx(wanted.prefill_token_s, rel=0.1)
-    assert found.decode_sequence_s == pytest.approx(wanted.decode_sequence_s, rel=0.1)
-
-
-def test_windows_with_a_preemption_or_without_work_say_nothing() -> None:
-    pages = [
-        looked(0.0, steps=1),
-        looked(1.0, steps=5),
-        looked(2.0, steps=9, preemptions=1),
-        looked(3.0, steps=9),
-    ]
-    assert [one.seconds for one in windows(pages)] == [1.0]
-
-
-def test_an_engine_agrees_with_itself_and_not_with_one_that_takes_requests_in_later() -> None:
-    same = compare([recorded()], PROFILES["tiny-cpu"])[0]
-    assert same["paces"] == [pytest.approx(1.0, abs=0.02)]
-    assert same["kv_usage_ratio"] == pytest.approx(1.0, abs=0.05)
-    assert all(same[name] for name in ("kv_usage_within", "ttft_p50_within", "preemptions_within"))
-    later = replace(PROFILES["tiny-cpu"], request_s=0.3)
-    assert not compare([recorded()], later)[0]["ttft_p50_within"]
-
-
-def test_a_run_is_replayed_on_an_engine_as_fast_as_it_was_then() -> None:
-    half = PROFILES["tiny-cpu"].slower(0.5)
-    assert pace(recorded(), half) == pytest.approx(2.0, abs=0.05)
-    assert half.slower(2.0) == PROFILES["tiny-cpu"]
-    assert simulated(recorded(), half)["kv_usage_mean"] == pytest.approx(
-        simulated(recorded(), PROFILES["tiny-cpu"])["kv_usage_mean"]
-    )
-
-
-def test_what_takes_requests_in_is_busy_with_the_tokens_of_others() -> None:
-    true = replace(PROFILES["tiny-cpu"], request_s=0.02, request_sequence_s=0.001)
-    assert true.way_in_seconds(10) == pytest.approx(0.03)
-    runs = [recorded(), recorded(rate=4.0)]
-    for one in runs:
-        one.figures["taken_in_p50_s"] = simulated(one, true)["taken_in_p50_s"]
-    found = fitted(runs)
-    assert found.way_in_seconds(5) == pytest.approx(0.025, rel=0.4)
-    assert found.way_in_seconds(45) == pytest.approx(0.065, rel=0.4)
 
 
 def test_runs_that_the_machine_disturbed_do_not_count() -> None:

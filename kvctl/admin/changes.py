@@ -66,7 +66,7 @@ class Changes:
         knob = request.match_info["knob"]
         if switch(request, "dry_run"):
             change = self._desk.preview(knob, body["value"], if_match=wanted)
-            stories, status = self._journal.last(LOOK_BACK_S), self._port.status()
+            stories, status = await self._journal.last(LOOK_BACK_S), self._port.status()
             return with_revision(
                 await self._pace.in_thread(dry_run, change, status, stories, self._desk.revision)
             )

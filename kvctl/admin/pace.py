@@ -19,7 +19,7 @@ from itertools import count
 from typing import Any, ParamSpec, TypeVar
 
 SHARE = 0.05  # of one CPU
-BURST_S = 0.002  # CPU seconds that may follow each other after a rest
+BURST_S = 0.02  # CPU seconds that may follow each other after a rest
 QUANTUM_S = 0.005  # CPU seconds of one answer for which it keeps its place
 SHORTEST_S = 0.001  # the loop's timers know no less
 
@@ -51,13 +51,13 @@ class _Queue:
 
     def __init__(self) -> None:
         self.virtual = 0.0
-        self.waiting: list[tuple[float, int, Seat, asyncio.Future[None]]] = []
+        self.waiting: list[tuple[float, float, int, Seat, asyncio.Future[None]]] = []
 
 
 class Seat:
     """One answer's place in a line."""
 
-    __slots__ = ("flow", "granted", "line", "tag", "used")
+    __slots__ = ("flow", "granted", "had", "line", "tag", "used")
 
     def __init__(self, line: Line, flow: Flow, virtual: float) -> None:
         self.line = line
@@ -66,8 +66,9 @@ class Seat:
         self.settle(virtual)
 
     def settle(self, virtual: float) -> None:
-        """Take the place that is due now."""
-        self.tag = max(virtual, self.flow.had[self.line])
+        """Take the place that is due now; of equal ones, who had less is first."""
+        had = self.flow.had[self.line]
+        self.tag, self.had = max(virtual, had), had
         self.used = 0.0
 
     def pay(self, seconds: float, virtual: float) -> None:
@@ -107,7 +108,7 @@ class Pace:
     async def turn(self, seat: Seat) -> None:
         """Wait until it is this seat's turn; after it ``spent`` is to be called, whatever happens."""
         turn = asyncio.get_running_loop().create_future()
-        heappush(self._queues[seat.line].waiting, (seat.tag, next(self._numbers), seat, turn))
+        heappush(self._queues[seat.line].waiting, (seat.tag, seat.had, next(self._numbers), seat, turn))
         self._next()
         try:
             await turn
@@ -178,7 +179,7 @@ class Pace:
             queue = self._queues[line]
             if queue.waiting:
                 self._last = line
-                tag, _, seat, turn = heappop(queue.waiting)
+                tag, _, _, seat, turn = heappop(queue.waiting)
                 queue.virtual = max(queue.virtual, tag)
                 return seat, turn
         return None

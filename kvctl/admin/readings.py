@@ -88,13 +88,15 @@ class Readings:
 
     async def _decisions(self, request: web.Request) -> web.Response:
         most = number(request, "limit", USUAL_DECISIONS, MOST_DECISIONS)
-        stories = self._journal.select(most, refused=switch(request, "refused"))
-        shown: list[documents.Document] = []
+        stories = await self._journal.select(most, refused=switch(request, "refused"))
+        shown: list[bytes] = []
         for at in range(0, len(stories), _SLICE):
-            shown += map(self._journal.document, stories[at : at + _SLICE])
+            some = [self._journal.document(each) for each in stories[at : at + _SLICE]]
+            shown.append(decision_documents.encoded(some)[1:-1])
             await asyncio.sleep(0)  # the rest in another turn
-        file = self._journal.file_document()
-        return _json({"decisions": shown, "remembered": len(self._journal.ring), "file": file})
+        around = {"remembered": len(self._journal.ring), "file": self._journal.file_document()}
+        body = b'{"decisions":[%b],%b' % (b",".join(shown), decision_documents.encoded(around)[1:])
+        return web.Response(body=body, content_type="application/json")
 
     async def _decision(self, request: web.Request) -> web.Response:
         asked = request.match_info["id"]

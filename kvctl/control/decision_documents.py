@@ -100,7 +100,7 @@ def story(told: Story, wall_offset: float) -> Document:
     return {**made, "ended": over, "remedies": remedies(told.decision)}
 
 
-def encoded(document: Mapping[str, Any]) -> bytes:
+def encoded(document: Mapping[str, Any] | list[Document]) -> bytes:
     """A document as JSON in one line, also with a name that UTF-8 has no form for: half a surrogate pair."""
     try:
         return msgspec.json.encode(document)

@@ -28,13 +28,13 @@ class DecisionRecorder:
 
     def __call__(self, event: Event, commands: list[Command], now: float) -> None:
         """One event and what the gate said to it."""
-        if isinstance(event, Arrived):
+        if type(event) is Arrived:
             self._waiting[event.request_id] = event, now
         for command in commands:
-            if isinstance(command, VERDICTS):
-                self._decided(command, now)
-            elif isinstance(command, LeaseEnded):
+            if isinstance(command, LeaseEnded):
                 self._ended(command)
+            elif isinstance(command, VERDICTS):
+                self._decided(command, now)
             elif isinstance(command, Queued):
                 self._queued(command, now)
             elif isinstance(command, LeftQueue):

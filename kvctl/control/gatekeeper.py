@@ -148,8 +148,10 @@ class Gatekeeper:
 
     def handle(self, event: Event) -> list[Command]:
         """Hand one event to the gate; returns its commands after the observers saw them."""
+        if self.moved:
+            self._catch_up()
         now = self.clock()
-        commands = self.gate.handle(event, now)
+        commands = self._gate.handle(event, now)
         for recorder in self._recorders:
             try:
                 recorder(event, commands, now)

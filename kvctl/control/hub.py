@@ -58,6 +58,7 @@ class Hub:
     def __init__(self, buffered: int = BUFFERED) -> None:
         self._buffered = buffered
         self._listeners: list[Listener] = []
+        self.heard = False  # anybody listens
 
     def __len__(self) -> int:
         return len(self._listeners)
@@ -68,12 +69,14 @@ class Hub:
             raise TooManyError(f"{MOST_LISTENERS} listen already; end one of them")
         made = Listener(kinds, self._buffered)
         self._listeners.append(made)
+        self.heard = True
         return made
 
     def leave(self, listener: Listener) -> None:
         """It listens no more."""
         if listener in self._listeners:
             self._listeners.remove(listener)
+            self.heard = bool(self._listeners)
 
     def tell(self, kind: str, make: Callable[[], Document]) -> None:
         """Something of ``kind`` happened; ``make`` writes it down, where somebody listens."""

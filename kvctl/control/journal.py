@@ -4,9 +4,8 @@ gatekeeper --events, commands--> recorder --> ring, file
                                           \-> hub --> listeners of GET /v1/events
 """
 
-from collections.abc import Callable
-from itertools import islice
-from math import inf
+import asyncio
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from kvctl.control import decision_documents as documents
@@ -18,6 +17,7 @@ from kvctl.core.decisions import DecisionRecord, Entry, Ring, Story
 from kvctl.core.events import BudgetChanged, Command, EngineRestarted, Noted, StateChanged
 
 Document = dict[str, Any]
+_AT_ONCE = 500  # stories
 KINDS = (
     *("decision", "end", "budget", "state", "restart", "note"),
     *("override", "traffic", "reload", "level", "gpu"),
@@ -73,12 +73,14 @@ class Journal:
         story = self.ring.find(some_id)
         return None if story is None else self.document(story)
 
-    def select(self, most: int, *, refused: bool = False) -> list[Story]:
+    async def select(self, most: int, *, refused: bool = False) -> list[Story]:
         """Up to ``most`` of the last decisions, the latest last; ``refused``: of those alone."""
-        if not refused:
-            return self.ring.latest(most)
-        found = (each for each in self.ring.since(-inf) if each.decision.reason is not None)
-        return list(islice(found, most))[::-1]
+        found: list[Story] = []
+        async for some in self._latest_first():
+            if len(found) >= most:
+                break
+            found += [each for each in some if not refused or each.decision.reason is not None]
+        return found[:most][::-1]
 
     def document(self, story: Story) -> Document:
         """A story as the API shows it."""
@@ -88,9 +90,21 @@ class Journal:
         """How the file stands; None: there is none."""
         return None if self.file is None else _file(self.file)
 
-    def last(self, seconds: float) -> list[Story]:
+    async def last(self, seconds: float) -> list[Story]:
         """The stories of the last ``seconds``, the latest first."""
-        return list(self.ring.since(self._clock() - seconds))
+        oldest, found = self._clock() - seconds, []
+        async for some in self._latest_first():
+            found += [each for each in some if each.decision.at >= oldest]
+            if some and some[-1].decision.at < oldest:
+                break
+        return found
+
+    async def _latest_first(self) -> AsyncIterator[list[Story]]:
+        """Those that are remembered now, some at a time; the loop has its turns in between."""
+        ids = self.ring.ids()
+        for at in range(0, len(ids), _AT_ONCE):
+            yield [found for each in ids[at : at + _AT_ONCE] if (found := self.ring.find(each)) is not None]
+            await asyncio.sleep(0)
 
     def wall_time(self) -> float:
         """Seconds since the epoch."""
@@ -106,7 +120,7 @@ class Journal:
     # --- what is told -------------------------------------------------------------------------------
 
     def _tell_entry(self, entry: Entry) -> None:
-        if len(self.hub) == 0:
+        if not self.hub.heard:
             return
 
         def made() -> Document:
@@ -117,7 +131,7 @@ class Journal:
         self.hub.tell("decision" if isinstance(entry, DecisionRecord) else "end", made)
 
     def _tell_command(self, engine: str, command: Command) -> None:
-        if len(self.hub) == 0:
+        if not self.hub.heard:
             return
         match command:
             case BudgetChanged():

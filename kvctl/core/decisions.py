@@ -152,6 +152,10 @@ class Ring:
         """The story of a lease id, or of the last request with that X-Request-Id."""
         return self._stories.get(some_id) or self._stories.get(self._by_request.get(some_id, ""))
 
+    def ids(self) -> list[str]:
+        """The lease ids of now, the latest first."""
+        return list(reversed(self._order))
+
     def latest(self, most: int) -> list[Story]:
         """Up to ``most`` stories, the latest last."""
         if most <= 0:

@@ -42,7 +42,7 @@ from kvctl.core.guards import Guards
 from kvctl.core.ledger import Lease
 from kvctl.core.outcomes import SERVING, UNAVAILABLE_OF, Decision, EngineState, Limit, Policy, RejectReason
 from kvctl.core.retry import RetryHints
-from kvctl.core.snapshot import limit_shares, scales_of, status_of
+from kvctl.core.snapshot import limit_shares, scales_of, status_of, work_of
 from kvctl.core.status import GateStatus
 from kvctl.core.supply import GateConfig, Supply
 from kvctl.core.supply_events import supply_handlers
@@ -371,14 +371,7 @@ class Gate:
 
     def work(self) -> EngineWork:
         """What is known of the engine's work now."""
-        view = self._supply.view
-        return EngineWork(
-            state=self._supply.state,
-            at=view.sampled_at,
-            samples=view.samples,
-            seconds_per_step=self._demand.seconds_per_step,
-            stall_timeout_s=view.stall_timeout_s,
-        )
+        return work_of(self._supply, self._demand)
 
     def _shares(self, peak: float, now: float) -> dict[Limit, float]:
         return limit_shares(self._supply, self._demand, self._policy, peak, now)

@@ -9,6 +9,7 @@ from kvctl.core.sentence import tick_sentence
 from kvctl.core.status import GateStatus, rank_status
 from kvctl.core.supply import Supply
 from kvctl.core.tenants import Tenants
+from kvctl.core.unseen import EngineWork
 from kvctl.core.waiting import WaitingRoom
 
 
@@ -35,6 +36,18 @@ def scales_of(supply: Supply, policy: Policy, leases: int, *, draining: bool) ->
         pressure_ratio=budget.pressure_ratio,
         pressure_term=budget.binding_term,
         leases=leases,
+    )
+
+
+def work_of(supply: Supply, demand: Demand) -> EngineWork:
+    """What is known of the engine's work."""
+    view = supply.view
+    return EngineWork(
+        state=supply.state,
+        at=view.sampled_at,
+        samples=view.samples,
+        seconds_per_step=demand.seconds_per_step,
+        stall_timeout_s=view.stall_timeout_s,
     )
 
 

@@ -13,10 +13,11 @@ fill. A distribution over the class forgets that each answer's own cap is known;
 Cold start: ``PRIOR_WEIGHT`` pseudo-requests drawn from a prior stand in the same table. For a whole table
 that is S = (k prior + n history) / (k + n); written per slot it also holds where history is censored, and
 where nobody of the history is left at risk the prior alone speaks. The prior of a (model, route, tenant) is
-(model, route), of that (model), of that the engine's own histogram of output lengths, else
-exp(-x / (cap / 4)). A cap beyond ``CAP_MOST`` counts as that: it says "whatever fits" and not "long".
-Taken at its word, a context of 32,768 let four callers without a limit into a pool of 48,000 where
-twenty-five fit, and with so few in flight it took a minute to learn better.
+(model, route), of that (model), of that the engine's own histogram of output lengths, else what the model's
+own answers let one believe of the next stretch of lengths (``prior``), and at the very start the cap. One
+beyond ``CAP_MOST`` counts as that: it says "whatever fits" and not "long". Taken at its word, a context of
+32,768 let four callers without a limit into a pool of 48,000 where twenty-five fit, and with so few in flight
+it took a minute to learn better.
 """
 
 from collections import deque
@@ -184,16 +185,22 @@ class LengthHistory:
         """By slot: answers that were cut there, and those that have got so far by now."""
         censored = self.censored.copy()
         for tokens in in_flight:
-            censored[slot_of(tokens)] += 1
+            censored[SLOT_OF[tokens >> 3] if tokens < LONGEST else -1] += 1
         return censored
 
-    def learned(self, in_flight: Iterable[int], by_caps: float) -> list[float]:
-        """What these answers let one believe of others like them: a prior for every slot."""
-        return learned_hazards(self.finished, self.at_risk(in_flight), by_caps)
+    def learned(self, cut: Sequence[int], by_caps: float) -> list[float]:
+        """What these answers let one believe of others like them, ``cut`` as ``at_risk`` has it.
+
+        A prior for every slot.
+        """
+        return learned_hazards(self.finished, cut, by_caps)
 
     def hazards(self, prior: Sequence[float], in_flight: Iterable[int]) -> list[float]:
         """Hazard of each slot: history, present lengths ``in_flight``, and the prior's pseudo-requests."""
-        censored = self.at_risk(in_flight)
+        return self.blended(prior, self.at_risk(in_flight))
+
+    def blended(self, prior: Sequence[float], censored: Sequence[int]) -> list[float]:
+        """The same, where it is known already who was ``at_risk`` and no further."""
         beyond = sum(self.finished) + sum(censored)
         prior_alive = PRIOR_WEIGHT
         hazards = []
@@ -218,6 +225,7 @@ class SurvivalModel:
         self._histogram_total = 0.0
         self._in_flight: dict[Key, list[int]] = {}
         self._hazards: dict[tuple[Key, int], list[float]] = {}
+        self._at_risk: dict[Key, list[int]] = {}  # the same for all caps
         self._tables: dict[tuple[Key, int], Table] = {}  # the one made longest ago first
 
     def ended(self, key: Key, output_tokens: int, *, finished: bool, allowed: int | None = None) -> None:
@@ -254,6 +262,7 @@ class SurvivalModel:
     def refresh(self, in_flight: Mapping[Key, Sequence[int]]) -> None:
         """Present output lengths of the requests in flight, by class; tables are made anew when read."""
         self._hazards.clear()
+        self._at_risk.clear()
         for place in list(islice(self._tables, RENEWED_PER_REFRESH)):
             del self._tables[place]
         self._in_flight = {}
@@ -301,11 +310,14 @@ class SurvivalModel:
 
     def _blended(self, key: Key, cap_class: int) -> list[float]:
         history, lengths = self._histories.get(key) or LengthHistory(), self._in_flight.get(key, ())
+        cut = self._at_risk.get(key)
+        if cut is None:
+            cut = self._at_risk[key] = history.at_risk(lengths)
         if len(key) <= 1 and self._histogram is None:
-            prior = history.learned(lengths, 1.0 / mean_of_cap(1 << cap_class))
+            prior = history.learned(cut, 1.0 / mean_of_cap(1 << cap_class))
         else:
             prior = self._class_hazards(key[:-1], cap_class)
-        return history.hazards(prior, lengths) if len(history) or lengths else prior
+        return history.blended(prior, cut) if len(history) or lengths else prior
 
 
 @lru_cache(maxsize=MOST_CLASSES)

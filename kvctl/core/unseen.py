@@ -6,7 +6,7 @@ ever, one whose id is not known cannot be asked for. What then ends its lease is
 * **The engine holds no request.** A request that lives is running or waiting from its first step on, so a
   page that shows neither contradicts it, unless the page is older than that step. Pages at four states of the
   engine's counters cannot all be: between two of them a step ended, and each step begins with what has come.
-  Where no counter moves, two thirds of the stall timeout do, beyond which the engine itself is in doubt.
+  Where no counter moves, half of the stall timeout does, after which the engine itself is in doubt.
 * **The engine is another process** than the one that took the request.
 * **It would have ended long ago.** While nobody waits, a request that lives is running, and then it makes a
   token a step. Tokens are added up at the measured pace until they are three times what it may make; at a
@@ -23,7 +23,7 @@ from kvctl.core.telemetry import RankSample, is_another_process
 
 SETTLE_S = 1.0  # what an engine may take to see what its server took
 EMPTY_STATES = 4
-STALL_SHARE = 2 / 3
+STALL_SHARE = 1 / 2
 TOOL_SILENCE_S = 600.0
 TIMES_ITS_TOKENS = 3.0
 TURNS = 10

@@ -60,7 +60,9 @@ class Metrics:
     What is of the moment is asked for at each scrape, of what the daemon sets: ``gpu`` (the last reading),
     ``overrides`` (those in force), ``counting`` (the token counter) and ``sources`` (by ``nvml`` and
     ``engine_metrics``; one that is not configured stays out). The other methods are called as things
-    happen, on the event loop.
+    happen, on the event loop. So are these, with seconds: ``decided`` (the gate's time for a request),
+    ``first_token`` (from a request to its answer's first byte) and ``next_token`` (between a stream's tokens,
+    on average).
 
     Args:
         version: kvctl's.
@@ -102,8 +104,11 @@ class Metrics:
         for route in sorted(self._routes):
             self._counters["kvctl_requests_total"].present(route)
         self._requests: dict[tuple[str, str], Callable[[], None]] = {}
-        self._decision_seconds = self._histograms["kvctl_decision_seconds"].observer()
-        self._ttft_seconds = self._histograms["kvctl_upstream_ttft_seconds"].observer()
+        self.decided = self._histograms["kvctl_decision_seconds"].observer()
+        self.first_token = self._histograms["kvctl_upstream_ttft_seconds"].observer()
+        self.next_token = self._histograms["kvctl_upstream_inter_token_seconds"].observer()
+        counts = self._histograms["kvctl_token_count_seconds"]
+        self._counted = {method: counts.observer(method) for method in CountMethod}
         self._process = CollectorRegistry(auto_describe=False)
         ProcessCollector(registry=self._process)
 
@@ -180,21 +185,9 @@ class Metrics:
                 self._requests[known, outcome] = count
         count()
 
-    def decided(self, seconds: float) -> None:
-        """The gate took ``seconds`` to decide on a counted request."""
-        self._decision_seconds(seconds)
-
     def counted(self, method: CountMethod, seconds: float) -> None:
         """A prompt was counted."""
-        self._histograms["kvctl_token_count_seconds"].observe(seconds, method)
-
-    def first_token(self, seconds: float) -> None:
-        """The first byte of an answer came ``seconds`` after its request."""
-        self._ttft_seconds(seconds)
-
-    def next_token(self, seconds: float) -> None:
-        """A stream's tokens came ``seconds`` after one another, on average."""
-        self._histograms["kvctl_upstream_inter_token_seconds"].observe(seconds)
+        self._counted[method](seconds)
 
     def upstream_error(self, kind: str) -> None:
         """The engine failed. ``kind`` is of ``catalog.UPSTREAM_ERRORS``."""

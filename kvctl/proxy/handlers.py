@@ -152,7 +152,8 @@ class Handler:
     async def _serve(self, exchange: Exchange, plan: Plan, hold: Hold) -> web.StreamResponse:
         """Admit and run; on another engine where the chosen one certainly never got the request."""
         _count_once(self._metrics, plan)
-        if (full := self.afterlife.refusal(plan.readings[0].parsed, exchange.match.api)) is not None:
+        first = plan.readings[0].parsed
+        if first.background and (full := self.afterlife.refusal(first, exchange.match.api)) is not None:
             return exchange.answer(full)
         left: Plan | None = plan
         while left is not None:
@@ -165,8 +166,7 @@ class Handler:
             with verdict as lease:
                 self._let_in(way, reading, left)
                 hold.body = reading.body
-                left = left.without(way.backend)
-                run = self._run(exchange, way, lease, hold, last=left is None)
+                run = self._run(exchange, way, lease, hold, last=len(left.readings) == 1)
                 drains = way.backend.drains
                 if isinstance(lease, BackgroundLease):
                     done = await lease.carried(run, to_the_end=drains)
@@ -178,6 +178,7 @@ class Handler:
                 await _learn(reading, exchange.metered)
             if done is not None:
                 return done
+            left = left.without(way.backend)
         raise AssertionError("the last engine's answer is an answer")
 
     def _choose(self, exchange: Exchange, plan: Plan, *, again: bool) -> tuple[Way, Reading]:

@@ -87,8 +87,7 @@ def read_object(body: bytes) -> dict[str, Any] | BadRequest:
         return BadRequest(message="There was an error parsing the body")
     if not isinstance(data, dict):
         return _no_object(data)
-    colons = body.count(b":") if searched is body else 0
-    if colons == len(data) or colons == _pairs(data):
+    if searched is body and body.count(b":") == len(data) + _pairs_of(data.get("messages")):
         return data  # every pair has its colon: none is left for a second one of a key
     twice = _repeated(searched, data)
     return data if twice is None else _ambiguous(twice)
@@ -107,16 +106,11 @@ def _parse(body: bytes) -> tuple[Any, bytes]:
         return json.loads(body), body
 
 
-def _pairs(data: dict[str, Any]) -> int:
-    """Pairs of keys and values that certainly stand in the body: at the top, and in objects right below."""
-    found = len(data)
-    for value in data.values():
-        if type(value) is list:
-            if set(map(type, value)) == {dict}:
-                found += sum(map(len, value))
-        elif type(value) is dict:
-            found += len(value)
-    return found
+def _pairs_of(messages: object) -> int:
+    """Pairs of keys and values that certainly stand in a list of objects."""
+    if type(messages) is not list or set(map(type, messages)) != {dict}:
+        return 0
+    return sum(map(len, messages))
 
 
 def _invalid_json(error: json.JSONDecodeError) -> BadRequest:

@@ -205,17 +205,17 @@ class Response:
         size, self.status, self.reason, self.headers, _, self.length, *types, _ = head
         self.content_type, self.content_encoding = types
         self._connection.unblock_writer()
-        self._wake()
         rest = data[size:]
-        if self.length is None:
+        if self.length is not None:
+            self._left = self.length
+            if rest or not self.length:
+                self._take_rest(rest)
+        else:
             self.chunked = self._between = True
             self._read_head = data[:size]
             if rest:
                 self.feed(rest)
-            return
-        self._left = self.length
-        if rest or not self.length:
-            self._take_rest(rest)
+        self._wake()
 
     def _take_rest(self, data: bytes) -> None:
         """More of a body whose length was declared."""

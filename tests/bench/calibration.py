@@ -27,7 +27,6 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -56,16 +55,19 @@ class Window:
 
 
 def windows(pages: Sequence[Page], pool: Pool = USUAL) -> list[Window]:
-    """Those in which the engine was busy throughout and nothing was computed twice."""
+    """Those in which the engine was busy throughout and, as in the one before, nobody was preempted.
+
+    What a preempted answer is computed again is counted nowhere.
+    """
     return [
         _window(before, after, pool.tokens)
-        for before, after in pairwise(pages)
+        for earlier, before, after in zip([*pages[:1], *pages], pages, pages[1:], strict=False)
         if before.running
         and after.running
         and before.steps is not None
         and after.steps is not None
         and after.steps > before.steps
-        and after.preemptions == before.preemptions
+        and after.preemptions == earlier.preemptions
     ]
 
 

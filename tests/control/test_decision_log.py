@@ -112,9 +112,9 @@ async def test_only_refusals_where_only_those_are_asked_for() -> None:
     office = Office()
     for number in range(3):
         await office.keeper.admit(f"l-{number}", SHAPE)
-    assert leases(office.journal.select(10)) == ["l-0", "l-1", "l-2"]
-    assert leases(office.journal.select(1, refused=True)) == ["l-2"]
-    assert leases(office.journal.select(9, refused=True)) == ["l-1", "l-2"]
+    assert leases(await office.journal.select(10)) == ["l-0", "l-1", "l-2"]
+    assert leases(await office.journal.select(1, refused=True)) == ["l-2"]
+    assert leases(await office.journal.select(9, refused=True)) == ["l-1", "l-2"]
 
 
 def leases(stories: list[Story]) -> list[str]:

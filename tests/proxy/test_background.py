@@ -11,7 +11,6 @@ from kvctl.core.outcomes import EndReason
 from kvctl.proxy import watching
 from kvctl.sim.server import SimServer
 from tests.proxy.afterlife import PATH, afterlife, asked, events
-from tests.proxy.harness import post
 
 LONG = 4000  # tokens; half a minute
 
@@ -52,18 +51,6 @@ async def test_it_is_weighed_as_any_other_and_holds_its_claim(tmp_path: Path) ->
         assert (refused.status, refused.headers["x-kvctl-reason"]) == (429, "kv_budget")
         await it.it.post(f"{PATH}/{name}/cancel", {})
         await it.until(lambda: it.reasons)
-
-
-async def test_a_caller_that_leaves_before_the_answer_leaves_a_lease(tmp_path: Path) -> None:
-    """The engine may have begun: what it generates is looked after."""
-    async with afterlife(tmp_path) as it:
-        host, _, port = it.it.url.removeprefix("http://").partition(":")
-        _, writer = await asyncio.open_connection(host, int(port))
-        writer.write(post(json.dumps(asked(80)).encode(), PATH))
-        await writer.drain()
-        writer.transport.abort()
-        await it.until(lambda: it.reasons)
-        assert (it.reasons, it.ended[0].output_tokens) == ([EndReason.FINISHED], 80)
 
 
 async def test_a_stream_read_to_its_end(tmp_path: Path) -> None:
@@ -109,7 +96,7 @@ async def test_one_that_failed_is_told_as_queued_for_ever(
     tmp_path: Path, stream: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The engine's page tells that it holds nothing, before the engine counts as wedged for it."""
-    async with afterlife(tmp_path, STALL_TIMEOUT="4s") as it, aiohttp.ClientSession() as session:
+    async with afterlife(tmp_path, STALL_TIMEOUT="8s") as it, aiohttp.ClientSession() as session:
         body = asked(100, sim_fails_after=5, stream=stream)
         async with session.post(it.it.url + PATH, json=body) as answer:
             if not stream:
@@ -137,7 +124,7 @@ async def test_an_engine_that_restarts_forgot_it(tmp_path: Path) -> None:
         await it.until(lambda: it.engine.engine.scheduler.running)
         await asyncio.sleep(0.5)
         port = it.engine.port
-        await it.engine.die()
+        await it.engine.close()
         assert it.it.gate.leases == 1
         fresh = SimServer(it.engine.engine.config, keeps_responses=True)
         await fresh.start(port=port)

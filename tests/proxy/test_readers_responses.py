@@ -1,12 +1,13 @@
 """OpenAI's Responses. That counts are the engine's is shown by the live suite; here is what it rests on."""
 
+import json
 from typing import Any
 
 import pytest
 
 from kvctl.engines.sglang import SGLang
 from kvctl.engines.vllm import VLLM
-from kvctl.proxy.bodies import Reader
+from kvctl.proxy.bodies import Parsed, Reader
 from kvctl.proxy.readers.base import OddShapeError
 from kvctl.proxy.readers.responses_chat import as_chat
 from kvctl.tokens.chain import ChainCounter
@@ -133,11 +134,21 @@ async def test_tools_that_the_engine_runs_claim_the_rest_of_the_context(tiny_rea
     assert (await shape(tiny_reader, RESPONSES, body)).asked_output == 10
 
 
-async def test_background_is_refused_with_the_reason(tiny_reader: Reader) -> None:
-    error = (await refusal(tiny_reader, RESPONSES, {"input": "hi", "background": True}))["error"]
-    assert error["param"] == "background"
-    assert "stream=true" in error["message"]
-    await shape(tiny_reader, RESPONSES, {"input": "hi", "background": False})
+@pytest.mark.parametrize("wish", [True, "yes", 1])
+async def test_background_is_claimed_and_moves_by_time(tiny_reader: Reader, wish: object) -> None:
+    """Whoever reads its stream along may leave: its lease is told of no tokens."""
+    body = {"input": "hi", "background": wish, "stream": True, "max_output_tokens": 9}
+    read = await tiny_reader.read(RESPONSES, {"Content-Type": "application/json"}, json.dumps(body).encode())
+    assert isinstance(read, Parsed)
+    assert (read.background, read.turns, read.stream) == (True, False, True)
+    assert (read.shape.stream, read.shape.asked_output) == (False, 9)
+
+
+async def test_turns_are_told(tiny_reader: Reader) -> None:
+    body = {"input": "hi", "tools": [{"type": "code_interpreter", "container": {}}]}
+    read = await tiny_reader.read(RESPONSES, {"Content-Type": "application/json"}, json.dumps(body).encode())
+    assert isinstance(read, Parsed)
+    assert (read.background, read.turns) == (False, True)
 
 
 @pytest.mark.parametrize("limit", [7.5, "x", [1], 0, -1])

@@ -9,19 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
 
-from kvctl.core.claim import Shape
-from kvctl.core.events import Arrived, Ended, EngineDescribed, Progressed, Scraped, Ticked
-from kvctl.core.gate import Gate
-from kvctl.core.outcomes import EndReason
-from kvctl.core.supply import GateConfig
-from kvctl.core.telemetry import EngineInfo, RankSample
+from tests.bench.core import measured
 from tests.bench.dataplane.client import connect, open_loop, request
 from tests.bench.dataplane.engine import MODEL
 from tests.bench.dataplane.peers import kvctl
 from tests.bench.dataplane.running import Child, engine, free_port, running
 
 LONG_PROMPT_TOKENS, LONG_RATE = 100_000, 5.0
-LEASES = 256
 WORD = "the quick brown fox jumps over the lazy dog "
 
 
@@ -42,9 +36,8 @@ def figures(rig: Rig, rounds: int, seconds: float, idle_streams: int) -> dict[st
     made["loop_delay_idle_p999_ms"] = round(median(idle for idle, _ in delays), 3)
     made["bytes_per_idle_stream"] = round(_bytes_per_stream(rig, idle_streams))
     rig.say(f"{idle_streams} idle streams: {made['bytes_per_idle_stream']} bytes each")
-    decisions, ticks = zip(*(_core() for _ in range(max(rounds, 5))), strict=True)
-    made["decision_us"] = round(median(decisions), 2)
-    made["tick_ms"] = round(median(ticks), 3)
+    core = measured(max(rounds, 5))
+    made["decision_us"], made["tick_ms"] = core["decision_us"], core["tick_mixed_ms"]
     return made
 
 
@@ -133,34 +126,3 @@ async def _streams(daemon: Child, ask: bytes, count: int) -> list[object]:
             await asyncio.sleep(0.05)
     await asyncio.sleep(1.0)
     return kept
-
-
-# --- the core -----------------------------------------------------------------------------------------
-
-
-def _core() -> tuple[float, float]:
-    """Microseconds of one decision, milliseconds of one tick, with LEASES in flight."""
-    gate = Gate(GateConfig(capacity_tokens=LEASES * 4000, capacity_force=True))
-    now = 100.0
-    gate.handle(EngineDescribed(EngineInfo(models=(MODEL,), context_tokens=32_768)), now)
-    sample = RankSample(rank="0", at=now, capacity_tokens=LEASES * 4000, kv_usage_ratio=0.1)
-    gate.handle(Scraped((sample,), now), now)
-    for number in range(LEASES):
-        shape = Shape(route="chat", model=MODEL, prompts=(200 + number,), asked_output=1024, stream=True)
-        gate.handle(Arrived(f"{number}", shape), now)
-        gate.handle(Progressed(f"{number}", number), now)
-    gate.handle(Ticked(), now)
-    large = Shape(route="chat", model=MODEL, prompts=(30_000,), asked_output=2_000, stream=True)
-    shapes = [large, Shape(route="chat", model=MODEL, prompts=(600,), asked_output=4096, stream=True)]
-    rounds = 300
-    started = time.perf_counter()
-    for number in range(rounds):
-        for shape in shapes:
-            gate.handle(Arrived(f"x{number}", shape), now)
-            if f"x{number}" in gate.ledger:
-                gate.handle(Ended(f"x{number}", EndReason.CLIENT_GONE), now)
-    decision = (time.perf_counter() - started) / rounds / len(shapes) * 1e6
-    started = time.perf_counter()
-    for _ in range(100):
-        gate.handle(Ticked(), now)
-    return decision, (time.perf_counter() - started) / 100 * 1e3

@@ -9,7 +9,8 @@ a busy machine; the policies within one are.
 
 ``NAME=best`` is searched on the simulated engine, with the step times that the real one has just shown, and
 confirmed with two neighbours on the first seed; the best of the three is what the other seeds run. What is
-hopeless under overload (no gate, and worst cases where callers send no cap) runs on the first seed alone.
+hopeless under overload (no gate, and worst cases where callers send no cap) runs on the first seed alone, and
+so does past-future where they send none, which is nearly all one to it.
 Rates are multiples of what that engine can serve, unless ``--rate`` is given.
 """
 
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from kvctl.sim.profiles import PROFILES, Profile
-from tests.bench.calibration import calibration, fitted, tell_paces
+from tests.bench.calibration import calibration, fitted, kept, tell_paces
 from tests.bench.goodput.bench import ALONE, CAPPED, POLICIES, Bench, Group, Record, Turn, resolve, saturation
 from tests.bench.goodput.report import best_limit, medians, standing, table
 from tests.bench.goodput.stage import POOLS, PROFILE, STAGES
@@ -35,7 +36,7 @@ SEEDS = (1, 2, 3)
 QUICK_S, USUAL_S = 20.0, 40.0
 MEASURING_RATE = 20.0  # enough to keep the engine busy while its step times are measured
 OWN_LIMIT = "engine-queue"  # the engine starts anew for each
-ONCE = (("none", "2048"), ("static", "none"))
+ONCE = (("none", "2048"), ("static", "none"), ("past-future", "none"))
 REPLAYED = ("none", "static", "forecast", "concurrency", "kv-gauge", "past-future", "clairvoyant")
 
 
@@ -60,6 +61,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="twice saturation, one cap, one seed: minutes")
     parser.add_argument("--lock", type=Path, help="of a machine that is shared: held for minutes at a time")
     parser.add_argument("--keep", type=Path, metavar="FILE", help="what tests.bench.calibration --of reads")
+    parser.add_argument("--of", type=Path, metavar="FILE", help="runs that were kept, in place of new ones")
     parser.add_argument("-o", "--output", choices=("json", "table"), default="table")
     return parser.parse_args()
 
@@ -131,25 +133,43 @@ def run_all(asked: argparse.Namespace, bench: Bench) -> dict[str, Any]:
 def main() -> None:
     """Run and print."""
     asked = arguments()
+    if asked.of is not None:
+        records = kept(asked.of)
+        found = {"runs": of_records(records)}
+    else:
+        records, found = made(asked)
+    told = found | {
+        "paces_between": tell_paces(records),
+        "medians": medians(found["runs"]),
+        "targets": standing(found["runs"]),
+    }
+    if asked.output == "json":
+        json.dump(told | {"calibration": replayed(records)}, sys.stdout, indent=2)
+    else:
+        sys.stdout.write(table(found["runs"]) + "\n")
+
+
+def made(asked: argparse.Namespace) -> tuple[list[Record], dict[str, Any]]:
+    """The runs that are asked for."""
     turn = Turn(asked.lock)
     with tempfile.TemporaryDirectory() as folder, turn.taken():
         stage = STAGES[asked.engine](POOLS[asked.pool])
         try:
             bench = Bench(stage, Path(folder), turn, asked.keep)
-            found = run_all(asked, bench)
+            return bench.recorded, run_all(asked, bench)
         finally:
             stage.close()
             turn.give_back()
-    told = found | {
-        "paces_between": tell_paces(bench.recorded),
-        "medians": medians(found["runs"]),
-        "targets": standing(found["runs"]),
-        "calibration": replayed(bench.recorded),
-    }
-    if asked.output == "json":
-        json.dump(told, sys.stdout, indent=2)
-    else:
-        sys.stdout.write(table(found["runs"]) + "\n")
+
+
+def of_records(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """Runs that were kept, by rate, seed and cap; of one that was made again, the last."""
+    runs: dict[tuple[float, int, str], dict[str, Any]] = {}
+    for one in records:
+        key = (one.group.rate, one.group.seed, one.group.cap)
+        run = runs.setdefault(key, dict(zip(("rate", "seed", "cap"), key, strict=True)) | {"policies": {}})
+        run["policies"][one.policy] = one.figures
+    return list(runs.values())
 
 
 def replayed(records: Sequence[Record]) -> dict[str, Any] | None:

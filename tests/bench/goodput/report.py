@@ -174,7 +174,8 @@ def _verdict(one: Mapping[str, Any]) -> str:
         return f"{word:>7}: {one['preemptions_per_1000']} preempted of 1,000"
     seeds = " ".join(f"{ratio:.2f}" for ratio in one["by_seed"])
     where = f"{one['rate']:g}/s, cap {one['cap']}"
-    return f"{word:>7}: {one['found']} x {one['against']} (wanted {one['wanted']}), {where}: {seeds}, evened {one['evened']}"
+    told = f"{one['found']} x {one['against']} (wanted {one['wanted']}), {where}"
+    return f"{word:>7}: {told}: {seeds}, evened {one['evened']}"
 
 
 def _number(value: float | None) -> str:
