@@ -195,12 +195,14 @@ class Daemon:
 
     def metrics(self) -> tuple[Iterable[bytes], str]:
         """The metrics page, in parts that are made as they are asked for, and its content type."""
+        self.journal.settle()
         return self._metrics.parts(), CONTENT_TYPE
 
     # --- what the admin listeners ask ---------------------------------------------------------------
 
     def status(self) -> DaemonStatus:
         """The state of now."""
+        self.journal.settle()
         now = self._clock()
         reading = self.cards.reading() or GpuReading()
         gates = {name: unit.status() for name, unit in self.units.items()}

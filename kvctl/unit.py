@@ -126,7 +126,7 @@ class Unit:
     def _gatekeeper(self, observers: Iterable[Interest]) -> Gatekeeper:
         keeper = Gatekeeper(self._make_gate(gate_config(self.settings, self.engine)), self._clock)
         for observer, kinds in observers:
-            keeper.observe(observer, *kinds)
+            keeper.count(observer, *kinds)
         keeper.observe(lambda command: self._restarted(keeper, command), EngineRestarted)
         self._on_gate(keeper)
         return keeper

@@ -269,7 +269,10 @@ def test_kept_runs_are_told_as_they_were_made() -> None:
 
 
 def test_medians_pool_the_preemptions() -> None:
-    found = medians(runs(forecast=9.0) + runs(forecast=11.0))["forecast"]
+    made = runs(forecast=9.0) + runs(forecast=11.0)
+    made[1]["policies"]["forecast"]["after_warm_up"] = {"goodput_rps": 12.0}
+    found = medians(made)["forecast"]
+    assert found["goodput_rps_after_warm_up"] == 12.0
     assert found["goodput_rps"] == 10.0
     assert found["preemptions"] == 2
     assert found["preemptions_per_1000"] == 2.0

@@ -19,7 +19,7 @@ from itertools import count
 from typing import Any, ParamSpec, TypeVar
 
 SHARE = 0.05  # of one CPU
-BURST_S = 0.02  # CPU seconds that may follow each other after a rest
+BURST_S = 0.002  # CPU seconds that may follow each other after a rest
 QUANTUM_S = 0.005  # CPU seconds of one answer for which it keeps its place
 SHORTEST_S = 0.001  # the loop's timers know no less
 
@@ -67,14 +67,19 @@ class Seat:
 
     def settle(self, virtual: float) -> None:
         """Take the place that is due now; of equal ones, who had less is first."""
-        had = self.flow.had[self.line]
-        self.tag, self.had = max(virtual, had), had
+        self.had = self.flow.had[self.line]
+        self.tag = max(virtual, self.had)
         self.used = 0.0
+
+    def place(self, virtual: float) -> tuple[float, float]:
+        """Where it stands with its next step: not before those who came when it was served last."""
+        self.tag = max(self.tag, virtual)
+        return self.tag, self.had
 
     def pay(self, seconds: float, virtual: float) -> None:
         """A step took so much."""
         self.used += seconds
-        self.flow.had[self.line] = self.tag + self.used
+        self.flow.had[self.line] = max(self.flow.had[self.line], self.tag) + seconds
         if self.used > QUANTUM_S:
             self.settle(virtual)
 
@@ -108,7 +113,8 @@ class Pace:
     async def turn(self, seat: Seat) -> None:
         """Wait until it is this seat's turn; after it ``spent`` is to be called, whatever happens."""
         turn = asyncio.get_running_loop().create_future()
-        heappush(self._queues[seat.line].waiting, (seat.tag, seat.had, next(self._numbers), seat, turn))
+        queue = self._queues[seat.line]
+        heappush(queue.waiting, (*seat.place(queue.virtual), next(self._numbers), seat, turn))
         self._next()
         try:
             await turn
@@ -180,6 +186,6 @@ class Pace:
             if queue.waiting:
                 self._last = line
                 tag, _, _, seat, turn = heappop(queue.waiting)
-                queue.virtual = max(queue.virtual, tag)
+                queue.virtual = tag
                 return seat, turn
         return None

@@ -122,7 +122,7 @@ def _verdict(it: Document) -> Iterator[str]:
         yield f"said    {word} {reason}, {why}"
     if it["forecast_tokens"] is not None:
         yield (
-            f"weighed forecast peak with it {count(it['forecast_tokens'])} against a budget of "
+            f"weighed forecast peak with it {_at_most(it)}{count(it['forecast_tokens'])} against a budget of "
             f"{count(it['budget_tokens'])}"
         )
         yield f"        ({_budget(it)}; {count(it['leases'])} in flight)"
@@ -133,6 +133,10 @@ def _verdict(it: Document) -> Iterator[str]:
     if it["waited_s"] > 0:
         yield f"waited  {span(it['waited_s'])} in the queue"
     yield from _needed(it["remedies"])
+
+
+def _at_most(it: Document) -> str:
+    return "at most " if it.get("forecast_bounded") else ""
 
 
 def _free(it: Document) -> str:

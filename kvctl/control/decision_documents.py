@@ -46,6 +46,7 @@ def decision(record: DecisionRecord, wall: float) -> Document:
         "claim_tokens": record.claim_tokens,
         "needed_tokens": record.needed_tokens,
         "forecast_tokens": None if record.forecast_tokens is None else round(record.forecast_tokens),
+        "forecast_bounded": record.forecast_bounded,
         "headroom_tokens": record.headroom_tokens,
         "budget_tokens": scales.budget_tokens,
         "capacity_tokens": scales.capacity_tokens,

@@ -141,6 +141,7 @@ def record_of(
         allowed_output=max(claim.outputs, default=0),
         reason=command.shadow,
         forecast_tokens=command.forecast_tokens,
+        forecast_bounded=command.bounded,
         alone=command.alone,
         shadow=command.shadow is not None,
         waited_s=waited_s,

@@ -4,6 +4,8 @@ Law 1 ends here for the data plane: a ``LeaseHandle`` is a context manager that 
 once, with ``cancelled`` if its owner left without a word.
 A stream's first token is told to its gate at once, those that follow together with the others' before
 anything else is: whoever asks the gate finds every token counted, and an event of a stream costs an addition.
+What is written down of requests (records, counts) is written of several at a time: code that runs often in a
+row costs less than between other code. Whoever reads it calls ``settle`` first.
 Law 2: ``admit`` hands the event to the gate and reads the verdict without an ``await`` between. One that the
 gate lets wait is charged when the gate starts it, and whoever left meanwhile gives it back at once.
 """
@@ -15,6 +17,7 @@ from typing import Self, TypeVar
 
 from kvctl import logs
 from kvctl.core.claim import Claim, Shape
+from kvctl.core.decisions import Scales
 from kvctl.core.events import (
     Abandoned,
     Admit,
@@ -23,15 +26,19 @@ from kvctl.core.events import (
     ConnectFailed,
     Ended,
     Event,
+    LeaseEnded,
     Progressed,
     Reject,
 )
 from kvctl.core.gate import Gate
 from kvctl.core.outcomes import EndReason
+from kvctl.core.snapshot import Moment, scales_of
 
 log = logs.get("control.gatekeeper")
 
 VERDICTS = (Admit, Reject)
+_FREQUENT = frozenset({Admit, Reject, LeaseEnded})  # requests bring these; all else is written at once
+_WRITTEN_LATE = 64  # events that may wait for being written down
 Observer = Callable[[Command], None]
 Interest = tuple[Observer, tuple[type[Command], ...]]  # an observer, and what kinds it wants; (): all
 Recorder = Callable[[Event, list[Command], float], None]
@@ -102,7 +109,11 @@ Handle = TypeVar("Handle", bound=LeaseHandle)
 
 
 class Gatekeeper:
-    """Feeds the gate and carries its commands to whoever observes (metrics, logs, events)."""
+    """Feeds the gate and carries its commands to whoever observes (metrics, logs, events).
+
+    Observers hear of a command at once, recorders and those that ``count`` some requests later. ``hurry``:
+    those too at once, since somebody reads along.
+    """
 
     def __init__(self, gate: Gate, clock: Callable[[], float], observers: Iterable[Observer] = ()) -> None:
         self._gate = gate
@@ -111,6 +122,10 @@ class Gatekeeper:
         self._observers: list[Interest] = [(each, ()) for each in observers]
         self._audience: dict[type[Command], list[Observer]] = {}  # made as commands of a kind come
         self._recorders: list[Recorder] = []
+        self._counting: dict[type[Command], list[Observer]] = {}
+        self._late: list[tuple[Event, list[Command], float, Moment]] = []
+        self._shown: Moment | None = None  # of the event that recorders look at
+        self.hurry = False
         self._waiting: dict[str, asyncio.Future[LeaseHandle | Reject]] = {}
 
     @property
@@ -140,6 +155,28 @@ class Gatekeeper:
         self._observers.append((observer, kinds))
         self._audience.clear()
 
+    def count(self, observer: Observer, *kinds: type[Command]) -> None:
+        """Show commands of these kinds to ``observer`` from now on, when there are some together."""
+        for kind in kinds:
+            self._counting.setdefault(kind, []).append(observer)
+
+    def scales(self) -> Scales:
+        """What the gate weighed against when the event came that recorders are shown; else now."""
+        return self.gate.scales() if self._shown is None else scales_of(self._shown)
+
+    def settle(self) -> None:
+        """Write down all that happened."""
+        late, self._late = self._late, []
+        for event, commands, now, self._shown in late:
+            for recorder in self._recorders:
+                try:
+                    recorder(event, commands, now)
+                except Exception:
+                    log.exception("a recorder failed; what the gate decided stands")
+            for command in commands:
+                _show(command, self._counting.get(type(command), ()))
+        self._shown = None
+
     def progressed(self, request_id: str, tokens: int) -> None:
         """More output of a request was seen."""
         commands = self.gate.handle(Progressed(request_id, tokens), self.clock())
@@ -152,13 +189,13 @@ class Gatekeeper:
             self._catch_up()
         now = self.clock()
         commands = self._gate.handle(event, now)
-        for recorder in self._recorders:
-            try:
-                recorder(event, commands, now)
-            except Exception:
-                log.exception("a recorder failed; what the gate decided stands")
+        late = self._late
+        late.append((event, commands, now, self._gate.moment()))
         if commands:
             self._tell(commands)
+        frequent = len(commands) == 1 and type(commands[0]) in _FREQUENT
+        if not frequent or self.hurry or len(late) >= _WRITTEN_LATE:
+            self.settle()
         return commands
 
     def _tell(self, commands: list[Command]) -> None:
@@ -168,11 +205,8 @@ class Gatekeeper:
             if audience is None:
                 audience = [each for each, kinds in self._observers if not kinds or kind in kinds]
                 self._audience[kind] = audience
-            for observer in audience:
-                try:
-                    observer(command)
-                except Exception:  # a lease is charged already: whoever asked must get it, to end it
-                    log.exception("an observer failed; what the gate decided stands")
+            if audience:
+                _show(command, audience)
         if self._waiting:
             self._answer(commands)
 
@@ -224,6 +258,14 @@ class Gatekeeper:
     def connect_failed(self) -> None:
         """The data plane could not reach the engine."""
         self.handle(ConnectFailed())
+
+
+def _show(command: Command, audience: Iterable[Observer]) -> None:
+    for observer in audience:
+        try:
+            observer(command)
+        except Exception:  # a lease is charged already: whoever asked must get it, to end it
+            log.exception("an observer failed; what the gate decided stands")
 
 
 def _moved_at(lease: LeaseHandle) -> float:

@@ -53,10 +53,11 @@ class Listener:
 
 
 class Hub:
-    """All listeners."""
+    """All listeners. ``heard`` is told when the first is to come, and when the last has left."""
 
-    def __init__(self, buffered: int = BUFFERED) -> None:
+    def __init__(self, buffered: int = BUFFERED, heard: Callable[[bool], None] = lambda _: None) -> None:
         self._buffered = buffered
+        self._tell_heard = heard
         self._listeners: list[Listener] = []
         self.heard = False  # anybody listens
 
@@ -68,15 +69,20 @@ class Hub:
         if len(self._listeners) >= MOST_LISTENERS:
             raise TooManyError(f"{MOST_LISTENERS} listen already; end one of them")
         made = Listener(kinds, self._buffered)
+        self._be(heard=True)
         self._listeners.append(made)
-        self.heard = True
         return made
 
     def leave(self, listener: Listener) -> None:
         """It listens no more."""
         if listener in self._listeners:
             self._listeners.remove(listener)
-            self.heard = bool(self._listeners)
+            self._be(heard=bool(self._listeners))
+
+    def _be(self, *, heard: bool) -> None:
+        if heard != self.heard:
+            self.heard = heard
+            self._tell_heard(heard)
 
     def tell(self, kind: str, make: Callable[[], Document]) -> None:
         """Something of ``kind`` happened; ``make`` writes it down, where somebody listens."""

@@ -7,6 +7,7 @@ gatekeeper --events, commands--> recorder --> ring, file
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
+from weakref import WeakSet
 
 from kvctl.control import decision_documents as documents
 from kvctl.control.decision_file import DecisionFile
@@ -36,7 +37,8 @@ class Journal:
     ) -> None:
         """``size`` decisions are remembered. ``clock`` is monotonic, ``wall`` seconds since the epoch."""
         self.ring = Ring(size)
-        self.hub = Hub()
+        self.hub = Hub(heard=self._heard)
+        self._keepers: WeakSet[Gatekeeper] = WeakSet()
         self.file = file
         self._clock = clock
         self._wall = wall
@@ -46,7 +48,9 @@ class Journal:
         sinks = [self.ring.add, self._tell_entry]
         if self.file is not None:
             sinks.append(self.file.put)
-        keeper.record(DecisionRecorder(engine, keeper.gate.scales, *sinks))
+        keeper.record(DecisionRecorder(engine, keeper.scales, *sinks))
+        keeper.hurry = self.hub.heard
+        self._keepers.add(keeper)
         keeper.observe(
             lambda command: self._tell_command(engine, command),
             *(BudgetChanged, StateChanged, EngineRestarted, Noted),
@@ -59,8 +63,20 @@ class Journal:
 
     async def close(self) -> None:
         """Write the file out."""
+        self.settle()
         if self.file is not None:
             await self.file.close()
+
+    def settle(self) -> None:
+        """Have everything written down that happened at the gates: before anybody reads of it."""
+        for keeper in tuple(self._keepers):
+            keeper.settle()
+
+    def _heard(self, heard: bool) -> None:
+        """Somebody listens to what happens, or nobody does any more."""
+        for keeper in tuple(self._keepers):
+            keeper.hurry = heard
+            keeper.settle()
 
     def tell(self, kind: str, document: Document) -> None:
         """Something else happened: an override, a drain, a reload."""
@@ -70,6 +86,7 @@ class Journal:
 
     def find(self, some_id: str) -> Document | None:
         """The story of a request by its X-Request-Id or lease id; None: not among the last ones."""
+        self.settle()
         story = self.ring.find(some_id)
         return None if story is None else self.document(story)
 
@@ -101,6 +118,7 @@ class Journal:
 
     async def _latest_first(self) -> AsyncIterator[list[Story]]:
         """Those that are remembered now, some at a time; the loop has its turns in between."""
+        self.settle()
         ids = self.ring.ids()
         for at in range(0, len(ids), _AT_ONCE):
             yield [found for each in ids[at : at + _AT_ONCE] if (found := self.ring.find(each)) is not None]

@@ -71,6 +71,7 @@ class DecisionRecord:
     allowed_output: int | None = None  # of the longest sequence; None: not weighed
     needed_tokens: int | None = None  # of a refused one by itself
     forecast_tokens: float | None = None  # forecast peak with it
+    forecast_bounded: bool = False  # that is the most that it can be: it was let in without a closer look
     limit_tokens: int | None = None  # of a request that can never fit
     largest_output: int | None = None
     alone: bool = False

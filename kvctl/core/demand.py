@@ -184,6 +184,7 @@ class Demand:
 
         With few leases, mean and spread may pass the worst case, which is then what holds.
         """
+        self._sharing.draw()  # what it shares is read off the tree, whose curves may be late
         self._sharing.weigh(candidate, asked)
         own = float(self.ledger.claimed_tokens + asked.tokens - candidate.saved)
         return own if policy is Policy.STATIC else min(own, self._sharing.peak_with(candidate))

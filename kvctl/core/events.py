@@ -187,6 +187,7 @@ class Admit:
     tenant: str = ""  # as metrics name it; "" where no tenants are told apart
     waited_s: float | None = None  # in the queue; None: it was let in at once
     priority: Priority = Priority.NORMAL
+    bounded: bool = False  # ``forecast_tokens`` is the most that it can be: it fits, so nobody looked closer
 
 
 @record

@@ -61,20 +61,23 @@ class Curve:
             return _NOWHERE
         return Point(self.means[node], self.spreads[node], self.squares[node], self.most[node])
 
-    def crest(self) -> "Crest":
-        """Where it is highest, KV tokens."""
-        apart, common = 1.0 - RHO, RHO
+    def crest(self, known: Sequence[float] = ()) -> "Crest":
+        """Where it is highest, KV tokens; ``known``: mean and spread at the last nodes."""
+        apart, common, unknown = 1.0 - RHO, RHO, len(self.means) - len(known)
         tall = [
             mean + Z * sqrt(variance)
             if (variance := apart * square + common * spread * spread) > 0.0
             else mean
-            for mean, spread, square in zip(self.means, self.spreads, self.squares, strict=True)
+            for mean, spread, square in zip(
+                self.means[:unknown], self.spreads[:unknown], self.squares[:unknown], strict=True
+            )
         ]
+        tall += known
         if not tall:
             return _FLAT
         heights = list(map(min, tall, self.most))
         peak = max(heights)
-        return Crest(peak, heights.index(peak), max(tall), max(self.most))
+        return Crest(peak, heights.index(peak), max(tall), max(self.most), tall)
 
     def peak(self) -> float:
         """Forecast peak of this curve, KV tokens."""
@@ -92,6 +95,7 @@ class Crest(NamedTuple):
     node: int
     tall: float
     most: float
+    talls: Sequence[float]  # at each node
 
 
 class Point(NamedTuple):
@@ -117,7 +121,7 @@ class Point(NamedTuple):
         )
 
 
-_FLAT = Crest(0.0, 0, 0.0, 0.0)
+_FLAT = Crest(0.0, 0, 0.0, 0.0, ())
 _NOWHERE = Point(0.0, 0.0, 0.0, 0.0)
 
 
@@ -195,43 +199,6 @@ def alive(
     return chances if claim.n == 1 else [claim.n * one for one in chances]
 
 
-def common(tokens: int, living: Sequence[float]) -> Curve:
-    """What sequences hold together that will be as many as ``living`` says at each node."""
-    chances = [1.0 if one >= 1.0 else max(one, 0.0) for one in living]
-    spreads = [0.0 if one == 1.0 else tokens * sqrt(one * (1.0 - one)) for one in chances]
-    means = [tokens * one for one in chances]
-    return Curve(means, spreads, list(map(mul, spreads, spreads)), [tokens] * len(means))
-
-
-def added(tokens: int, living: Sequence[float], more: Sequence[float]) -> list[float]:
-    """By how much the mean of ``common(tokens, living)`` rises when ``more`` join."""
-    room = [1.0 - one if one < 1.0 else 0.0 for one in living]
-    return [tokens * min(one, free) for one, free in zip_longest(more, room[: len(more)], fillvalue=1.0)]
-
-
-def less_shared(
-    whole: Curve, shared: Sequence[tuple[int, Sequence[float]]], tokens: int, own: Sequence[float]
-) -> Curve:
-    """What a sequence adds that lives as ``own`` says and shares ``tokens`` of its prompt.
-
-    ``shared``: the parts of these tokens, with those that hold each already.
-    """
-    means = whole.means
-    for size, living in shared:
-        # Both fall with time, so the steps at which somebody lives for certain come first.
-        over = [
-            size * (one + other - 1.0 if other < 1.0 else one)
-            for one, other in zip(own, living, strict=False)
-            if other + one > 1.0
-        ]
-        means = [*map(sub, means, over), *means[len(over) :]]
-    spreads = [
-        wide - wide * tokens * one / mean if wide else 0.0  # it spreads in proportion to what it holds
-        for wide, mean, one in zip(whole.spreads, whole.means, own, strict=True)
-    ]
-    return Curve(means, spreads, list(map(mul, spreads, spreads)), whole.most)
-
-
 def _blocks_held(prompt: int, cap: int, shown: int, block: int) -> list[int]:
     """Tokens held by a sequence of a prompt at the right end of each interval."""
     whole, over = divmod(prompt + min(shown, cap), block)
@@ -303,6 +270,8 @@ class Forecast:
         self._sum = _NOTHING
         self._gone: list[Curve] = []  # of the sum
         self._crest: Crest | None = _FLAT  # of the sum, None: not known
+        self._talls: Sequence[float] = ()  # mean and spread of the sum when its peak was last read
+        self._touched = 0  # so many of its nodes are others since then
         self.node = 0  # where the peak was when it was last read
         self._point = _NOWHERE  # the sum there now
         self._tried: tuple[Curve, Curve, Curve, Crest] | None = None  # sum, candidate, both, their crest
@@ -312,7 +281,7 @@ class Forecast:
         self._curves = curves
         self._sum = total(list(curves.values()))
         self._gone.clear()
-        self._crest = None
+        self._crest, self._talls = None, ()
         self._point = self._sum.point(self.node)
 
     def add(self, key: Hashable, one: Curve) -> bool:
@@ -324,6 +293,7 @@ class Forecast:
             self._read(tried[2], tried[3])
             return True
         self._sum, self._crest = _plus(whole, one), None
+        self._touched = max(self._touched, len(one.means))
         self._point = self._point.plus(one.point(self.node))
         return False
 
@@ -337,6 +307,7 @@ class Forecast:
             return 0.0
         self._gone.append(old)
         self._crest = None
+        self._touched = max(self._touched, len(old.means))
         before = self._point
         self._point = before.plus(old.point(self.node), -1.0) if self._curves else _NOWHERE
         return before.height() - self._point.height()
@@ -361,17 +332,21 @@ class Forecast:
         """The curve of all leases together."""
         if self._gone:
             gone = self._gone[0] if len(self._gone) == 1 else total(self._gone)
-            self._sum = _minus(self._sum, gone) if self._curves else _NOTHING
             self._gone.clear()
+            if self._curves:
+                self._sum = _minus(self._sum, gone)
+            else:
+                self._sum, self._talls = _NOTHING, ()
         return self._sum
 
     @property
     def crest(self) -> Crest:
         """The peak of what is in flight, KV tokens."""
-        return self._crest or self._read(self.sum, self.sum.crest())
+        return self._crest or self._read(self.sum, self.sum.crest(self._talls[self._touched :]))
 
     def _read(self, whole: Curve, crest: Crest) -> Crest:
         self._sum, self._crest, self.node = whole, crest, crest.node
+        self._talls, self._touched = crest.talls, 0
         self._point = whole.point(crest.node)
         return crest
 
@@ -383,7 +358,7 @@ class Forecast:
         """The same, were ``candidate`` admitted too; if it then is, nothing is summed anew."""
         whole = self.sum
         both = _plus(whole, candidate)
-        crest = both.crest()
+        crest = both.crest(self._talls[max(self._touched, len(candidate.means)) :])
         self._tried = whole, candidate, both, crest
         return crest
 

@@ -42,7 +42,7 @@ from kvctl.core.guards import Guards
 from kvctl.core.ledger import Lease
 from kvctl.core.outcomes import SERVING, UNAVAILABLE_OF, Decision, EngineState, Limit, Policy, RejectReason
 from kvctl.core.retry import RetryHints
-from kvctl.core.snapshot import limit_shares, scales_of, status_of, work_of
+from kvctl.core.snapshot import Moment, limit_shares, scales_of, status_of, work_of
 from kvctl.core.status import GateStatus
 from kvctl.core.supply import GateConfig, Supply
 from kvctl.core.supply_events import supply_handlers
@@ -182,7 +182,8 @@ class Gate:
             self._supply.view.tried(now)
         self._supply.view.ledger_busy(busy=True, now=now)
         label = case.tenant and self._tenants.label(case.tenant)
-        return Admit(event.request_id, case.asked, case.peak, case.alone, None, label, waited, case.priority)
+        peak, alone, priority, bound = case.peak, case.alone, case.priority, case.bounded
+        return Admit(event.request_id, case.asked, peak, alone, None, label, waited, priority, bound)
 
     def _let_by(self, event: Arrived, verdict: Reject, now: float) -> Admit:
         """Shadow mode: in all the same, with what would have been said."""
@@ -342,7 +343,12 @@ class Gate:
 
     def scales(self) -> Scales:
         """What an arrival is weighed against now."""
-        return scales_of(self._supply, self._policy, len(self.ledger), draining=self._draining)
+        return scales_of(self.moment())
+
+    def moment(self) -> Moment:
+        """The same as it lies there, for whoever looks at it later."""
+        supply = self._supply
+        return supply.budget, supply.state, self._policy, self._draining, len(self.ledger)
 
     @property
     def state(self) -> EngineState:

@@ -120,6 +120,12 @@ class EndReason(StrEnum):
     OVERDUE = "overdue"  # its end was never told, and it would have come long ago
 
 
+AFTERWARDS = frozenset(
+    {EndReason.CALLER_CANCELLED, EndReason.ENGINE_FORGOT, EndReason.ENGINE_IDLE, EndReason.OVERDUE}
+)
+"""Of a lease that outlived its request: no request ends so."""
+
+
 class EngineState(StrEnum):
     """What the gate believes of an engine. ``SERVING`` holds those that admit."""
 

@@ -5,13 +5,14 @@ of the cap, taken at its word, held half of a pool back for as long as the first
 stretches of length that double are gone through in order, and each says of the next what to expect: its
 hazard per token, drawn half way back, as ratios go, to the one that caps suggest. Where nobody was seen yet
 that is nearly the last stretch's, and some stretches on the caps' own. With ``d`` ends seen over an exposure
-of ``e`` tokens (answers at risk, times the tokens that they went through),
+of ``e`` tokens (answers at risk, times the tokens that they went through), in a stretch of ``w`` tokens,
 
-    expected = sqrt(hazard of the stretch before x hazard by the caps)
-    hazard   = (WEIGHT + d) / (WEIGHT / expected + e)
+    h      = sqrt(hazard of the stretch before x hazard by the caps)
+    t      = min(w, 1 / h)
+    hazard = (PRIOR_WEIGHT t h + d) / (PRIOR_WEIGHT t + e)
 
-the mean of a gamma law in which the belief stands for ``WEIGHT`` ends. A stretch that somebody went through
-and where nobody ended is no proof that nobody ever ends there, nor is one end the proof of a rate.
+so that the belief counts as that many answers that came so far. A stretch that somebody went through and
+where nobody ended is no proof that nobody ever ends there, nor is one end the proof of a rate.
 """
 
 from bisect import bisect_left
@@ -23,9 +24,7 @@ from kvctl.core.telemetry import LengthHistogram
 
 CAP_MOST = 4096  # a longer cap says "whatever fits" and not "long"
 HISTOGRAM_MIN = 200  # answers the engine's histogram needs before it is believed
-WEIGHT = 4.0
-"""Ends that the belief about a stretch of lengths counts for."""
-
+PRIOR_WEIGHT = 20.0  # answers that a belief counts as
 
 _OCTAVES = [(0, 16), *((16 << k, 32 << k) for k in range(17))]
 _SLOTS_OF_OCTAVES = [
@@ -57,14 +56,16 @@ def learned_hazards(finished: Sequence[int], cut: Sequence[int], by_caps: float)
             ended += died
             exposure += beyond - 0.5 * (died + left)
             beyond -= died + left
-        rate = _hazard(rate, by_caps, ended, exposure * width)
+        span = width * (last - first)
+        rate = _hazard(sqrt(rate * by_caps), span, ended, exposure * width)
         hazards += [1.0 - exp(-rate * width)] * (last - first)
     return hazards
 
 
-def _hazard(before: float, by_caps: float, ended: float, exposure: float) -> float:
-    """Hazard per token of a stretch of lengths."""
-    return (WEIGHT + ended) / (WEIGHT / sqrt(before * by_caps) + exposure)
+def _hazard(expected: float, span: float, ended: float, exposure: float) -> float:
+    """Hazard per token of a stretch of ``span`` tokens, with what was seen in it."""
+    believed = PRIOR_WEIGHT * min(span, 1.0 / expected)
+    return (believed * expected + ended) / (believed + exposure)
 
 
 def histogram_hazards(histogram: LengthHistogram, in_flight: Iterable[int] = ()) -> list[float] | None:
@@ -83,8 +84,8 @@ def histogram_hazards(histogram: LengthHistogram, in_flight: Iterable[int] = ())
             break
         ended, first, last = count - before, bisect_left(present, start), bisect_left(present, bound)
         at_risk = histogram.total - before + len(present) - 0.5 * (first + last)
-        exposure = _exposure(ended, at_risk) * (bound - start)
-        rate = _hazard(rate, by_caps, ended, exposure)
+        span = max(bound - start, 1.0)
+        rate = _hazard(sqrt(rate * by_caps), span, ended, _exposure(ended, at_risk) * span)
         rates.append((bound, rate))
         before, start = count, bound
     while start < LONGEST:

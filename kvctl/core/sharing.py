@@ -8,10 +8,11 @@ once as long as anyone holds it: the last holder's own curve inherits it.
 
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
-from operator import add
+from math import sqrt
+from operator import add, mul, sub
 
 from kvctl.core.claim import Claim
-from kvctl.core.forecast import Curve, Forecast, added, alive, at_node, common, curve, less_shared, total
+from kvctl.core.forecast import Curve, Forecast, alive, at_node, curve, total
 from kvctl.core.ledger import Lease, Ledger
 from kvctl.core.newcomers import Newcomers
 from kvctl.core.prefixes import Node, Place
@@ -123,9 +124,8 @@ class Sharing:
         return crest.peak
 
     def peak_with(self, candidate: Candidate) -> float:
-        """The same, were ``candidate`` let in too, weighed just before."""
+        """The same, were ``candidate`` let in too, weighed just before, after all were drawn."""
         self._looked = True
-        self.draw()
         return self._forecast.peak_with(candidate.adds)
 
     def draw(self) -> None:
@@ -270,6 +270,43 @@ class Sharing:
                 forecast.replace(lease_id, self._own(lease))
         self._late_nodes.clear()
         self._late_leases.clear()
+
+
+def common(tokens: int, living: Sequence[float]) -> Curve:
+    """What sequences hold together that will be as many as ``living`` says at each node."""
+    chances = [1.0 if one >= 1.0 else max(one, 0.0) for one in living]
+    spreads = [0.0 if one == 1.0 else tokens * sqrt(one * (1.0 - one)) for one in chances]
+    means = [tokens * one for one in chances]
+    return Curve(means, spreads, list(map(mul, spreads, spreads)), [tokens] * len(means))
+
+
+def added(tokens: int, living: Sequence[float], more: Sequence[float]) -> list[float]:
+    """By how much the mean of ``common(tokens, living)`` rises when ``more`` join."""
+    room = [1.0 - one if one < 1.0 else 0.0 for one in living]
+    return [tokens * min(one, free) for one, free in zip_longest(more, room[: len(more)], fillvalue=1.0)]
+
+
+def less_shared(
+    whole: Curve, shared: Sequence[tuple[int, Sequence[float]]], tokens: int, own: Sequence[float]
+) -> Curve:
+    """What a sequence adds that lives as ``own`` says and shares ``tokens`` of its prompt.
+
+    ``shared``: the parts of these tokens, with those that hold each already.
+    """
+    means = whole.means
+    for size, living in shared:
+        # Both fall with time, so the steps at which somebody lives for certain come first.
+        over = [
+            size * (one + other - 1.0 if other < 1.0 else one)
+            for one, other in zip(own, living, strict=False)
+            if other + one > 1.0
+        ]
+        means = [*map(sub, means, over), *means[len(over) :]]
+    spreads = [
+        wide - wide * tokens * one / mean if wide else 0.0  # it spreads in proportion to what it holds
+        for wide, mean, one in zip(whole.spreads, whole.means, own, strict=True)
+    ]
+    return Curve(means, spreads, list(map(mul, spreads, spreads)), whole.most)
 
 
 class _Tables(dict[int, Table]):

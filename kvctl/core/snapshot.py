@@ -1,9 +1,10 @@
 """What the gate shows of itself, put together from its parts."""
 
 from kvctl.core.acceptance import AcceptRatio, Enforcement
+from kvctl.core.budget import Budget
 from kvctl.core.decisions import Scales
 from kvctl.core.demand import Demand
-from kvctl.core.outcomes import Limit, Policy
+from kvctl.core.outcomes import EngineState, Limit, Policy
 from kvctl.core.retry import RetryHints
 from kvctl.core.sentence import tick_sentence
 from kvctl.core.status import GateStatus, rank_status
@@ -23,11 +24,15 @@ def limit_shares(
     return shares
 
 
-def scales_of(supply: Supply, policy: Policy, leases: int, *, draining: bool) -> Scales:
-    """What an arrival is weighed against."""
-    budget = supply.budget
+Moment = tuple[Budget, EngineState, Policy, bool, int]
+"""What an arrival is weighed against: budget, state, policy, whether nothing new is admitted, and leases."""
+
+
+def scales_of(moment: Moment) -> Scales:
+    """A moment, for the records."""
+    budget, state, policy, draining, leases = moment
     return Scales(
-        state=supply.state,
+        state=state,
         policy=policy,
         draining=draining,
         capacity_tokens=budget.capacity,

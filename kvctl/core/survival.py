@@ -28,13 +28,12 @@ from math import log, sqrt
 from operator import itemgetter, mul
 from typing import NamedTuple
 
-from kvctl.core.prior import CAP_MOST, histogram_hazards, learned_hazards, mean_of_cap, merged
+from kvctl.core.prior import CAP_MOST, PRIOR_WEIGHT, histogram_hazards, learned_hazards, mean_of_cap, merged
 from kvctl.core.slots import LONGEST, SLOT_OF, SLOTS, slot_of
 from kvctl.core.telemetry import LengthHistogram
 
 Key = tuple[str, ...]
 
-PRIOR_WEIGHT = 20.0
 WINDOW = 2000  # answers remembered per class
 KEPT = 20  # of them, whatever is forgotten
 MOST_CLASSES = 1024  # classes remembered; the one whose last answer is longest ago goes first

@@ -10,6 +10,7 @@ decides.
 from collections.abc import Mapping
 
 from kvctl.core.outcomes import (
+    AFTERWARDS,
     BudgetReason,
     CapacitySource,
     ChoiceReason,
@@ -61,7 +62,7 @@ CARD_FAULTS = (
 CERTIFICATES = ("listen", "client_ca", "engine_client", "engine_ca")
 MODES = ("active", "draining", "bypass")
 OUTCOMES = (
-    *EndReason,
+    *(reason for reason in EndReason if reason not in AFTERWARDS),
     Decision.REJECT_LATER,
     Decision.REJECT_NEVER,
     Decision.UNAVAILABLE,

@@ -87,8 +87,8 @@ class Afterlife:
         if not self._leases:
             return
         sentence = (
-            f"{len(self._leases)} responses are still generated in the background: the engine goes on with "
-            "them, and what they hold is seen from now on as unattributed"
+            f"still generated in the background: {len(self._leases)}; the engine goes on, and what it holds "
+            "for them is seen from now on as unattributed"
         )
         logs.event(log, logging.WARNING, "background_left", sentence)
         for lease in tuple(self._leases):

@@ -100,12 +100,16 @@ class BackgroundLease(LeaseHandle):
 
         ``to_the_end``: nor afterwards.
         """
-        task = asyncio.create_task(run, name="kvctl-background-answer")
+        task = asyncio.create_task(self._attend(run), name="kvctl-background-answer")
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             await _let_go(task, self._over if to_the_end else self._named)
             raise
+
+    async def _attend(self, run: Coroutine[Any, Any, T]) -> T:
+        try:
+            return await run
         finally:
             self.attended = False
 

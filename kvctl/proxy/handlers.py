@@ -142,8 +142,11 @@ class Handler:
 
     async def _generate(self, exchange: Exchange) -> web.StreamResponse:
         with self.intake.hold() as hold:
-            body = await self.intake.read(exchange.request, exchange.match.api, hold)
-            plan = await self._planner.plan(exchange.request, exchange.match, body)
+            request, match = exchange.request, exchange.match
+            body = self.intake.take(request, match.api, hold)
+            if body is None:
+                body = await self.intake.read(request, match.api, hold)
+            plan = await self._planner.plan(request, match, body)
             del body  # ``hold`` lets it go once an engine has it
             if isinstance(plan, BadRequest):
                 return exchange.answer(errors.bad_request(exchange.match.api, plan))

@@ -94,10 +94,10 @@ class Planner:
         if self._several:
             return await self._plan_several(request, body)
         backend = self._dispatch.backends[0]
-        parsed = await self._parsed(backend, match.route, request, body)
+        parsed = await backend.reader.read(_metered(match), request.headers, body)
         if isinstance(parsed, BadRequest):
             return parsed
-        reading = (Reading(backend, match, body, parsed),)
+        reading = (Reading(backend, match, body, self._attributed(parsed, request)),)
         if len(backend.lanes) == 1:
             return Plan("", (), None, reading)
         return Plan("", peek(body).prefixes, request.headers.get(RANK_HEADER), reading)
@@ -125,7 +125,7 @@ class Planner:
         for backend, match in sorted(metering, key=lambda each: not each[0].serving):
             key = (backend.engine.name, backend.tokenizer, backend.own_name(model))
             if key not in read:
-                read[key] = await self._read(backend, match.route, model, request, body)
+                read[key] = await self._read(backend, _metered(match), model, request, body)
         made: list[Reading] = []
         for backend, match in metering:
             sent, parsed = read[(backend.engine.name, backend.tokenizer, backend.own_name(model))]
@@ -135,23 +135,24 @@ class Planner:
         return tuple(made) or next(refused)
 
     async def _read(
-        self, backend: Backend, route: Route | None, model: str, request: web.BaseRequest, body: bytes
+        self, backend: Backend, route: Route, model: str, request: web.BaseRequest, body: bytes
     ) -> tuple[bytes, Parsed | BadRequest]:
         sent = as_known(backend, model, body)
         if isinstance(sent, BadRequest):
             return body, sent
-        return sent, await self._parsed(backend, route, request, sent)
+        parsed = await backend.reader.read(route, request.headers, sent)
+        return sent, parsed if isinstance(parsed, BadRequest) else self._attributed(parsed, request)
 
-    async def _parsed(
-        self, backend: Backend, route: Route | None, request: web.BaseRequest, body: bytes
-    ) -> Parsed | BadRequest:
-        if route is None:
-            raise AssertionError("a metered match has its route")
-        parsed = await backend.reader.read(route, request.headers, body)
-        if isinstance(parsed, BadRequest):
-            return parsed
+    def _attributed(self, parsed: Parsed, request: web.BaseRequest) -> Parsed:
+        """With its tenant, and the priority that it asks for."""
         shape = self._tenancy.attribute(parsed.shape, request.headers)
         return parsed if shape is parsed.shape else replace(parsed, shape=shape)
+
+
+def _metered(match: Match) -> Route:
+    if match.route is None:
+        raise AssertionError("a metered match has its route")
+    return match.route
 
 
 def as_known(backend: Backend, model: str, body: bytes) -> bytes | BadRequest:

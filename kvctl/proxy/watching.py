@@ -16,6 +16,7 @@ from kvctl import logs
 from kvctl.core.outcomes import EndReason
 from kvctl.core.unseen import Unseen
 from kvctl.proxy.background import BackgroundLease
+from kvctl.proxy.dialects import Findings, take_usage
 from kvctl.proxy.jsonbody import LARGE
 from kvctl.proxy.response import Headers, UpstreamError
 from kvctl.proxy.seams import Backend
@@ -208,11 +209,12 @@ class EngineWatch:
             return False
         if (reason := END_OF.get(told.status)) is None:
             return False
-        usage, parsed, reader = told.usage, lease.course.parsed, self._backend.reader
-        prompt = None if usage is None else usage.input_tokens
-        lease.over(reason, output_tokens=None if usage is None else usage.output_tokens, prompt_tokens=prompt)
+        found, parsed, reader = Findings(), lease.course.parsed, self._backend.reader
+        if told.usage is not None:
+            take_usage(found, told.usage)
+        lease.over(reason, output_tokens=found.output_tokens, prompt_tokens=found.prompt_tokens)
         if reason in (EndReason.FINISHED, EndReason.CAPPED):
-            reader.learn(parsed, prompt)
+            reader.learn(parsed, found.prompt_tokens)
             await reader.remember(parsed, document)
         return True
 

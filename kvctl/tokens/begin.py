@@ -51,6 +51,8 @@ def prefix_of(ids: Sequence[int]) -> Prefix:
 
     Ids that no engine would take (negative ones, or beyond 64 bits) begin like nothing else.
     """
+    if len(ids) <= BORDER:
+        return ()
     chain, borders = hashlib.blake2b(digest_size=8, key=_KEY), []
     last = (len(ids) - 1) // BORDER * BORDER
     try:

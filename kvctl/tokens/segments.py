@@ -6,6 +6,8 @@ other, if each part but the first begins with such a token. That holds only for 
 of the vocabulary can hide, lengthen or eat into, and is tried out at load on texts that would show it
 (``adds_up``): where it fails, nothing is cut and nothing is kept.
 
+What is left long between special tokens is cut between words (``tokens.between_words``), if that adds up too.
+
 Kept are counts, and token ids where it is worth knowing how prompts begin. The store is bounded in entries
 and bytes; it holds hashes, never text.
 """
@@ -21,6 +23,7 @@ from typing import NamedTuple
 
 from tokenizers import AddedToken, Encoding, Tokenizer
 
+from kvctl.tokens.between_words import LONG, adds_up_between_words, parts
 from kvctl.tokens.source import Tally
 
 PART = 128  # characters that a part has at least: shorter ones are joined with what follows
@@ -54,6 +57,7 @@ class Segments:
         cuts = cutting_tokens(tokenizer, words)
         self.works = bool(cuts) and adds_up(tokenizer, cuts)
         self._cuts = _pattern(cuts) if self.works else None
+        self._between_words = adds_up_between_words(tokenizer)
         self._frame = _frame(tokenizer)
         self._part_size = part
         self._most_entries, self._most_bytes = most_entries, most_bytes
@@ -64,18 +68,26 @@ class Segments:
 
     def count(self, text: str, *, add_special_tokens: bool, with_ids: bool) -> Part:
         """Tokens of ``text``. Raises whatever the tokenizer raises."""
-        if self._cuts is None or self._frame is None or len(text) < self._part_size:
+        least = LONG if self._cuts is None else self._part_size
+        if self._frame is None or len(text) < least:
             return self._encoded(text, add_special_tokens=add_special_tokens, with_ids=with_ids)
         head, tail = self._frame if add_special_tokens else ((), ())
-        parts = [self._part(piece, with_ids=with_ids) for piece in pieces(text, self._cuts, self._part_size)]
-        count = sum([part.tokens for part in parts]) + len(head) + len(tail)
+        found = [self._part(piece, with_ids=with_ids) for piece in self._pieces(text)]
+        count = sum([part.tokens for part in found]) + len(head) + len(tail)
         if not with_ids:
             return Part(count)
         ids = array("I", head)
-        for part in parts:
+        for part in found:
             ids.extend(part.ids or ())
         ids.extend(tail)
         return Part(count, ids)
+
+    def _pieces(self, text: str) -> Iterator[str]:
+        for piece in (text,) if self._cuts is None else pieces(text, self._cuts, self._part_size):
+            if len(piece) > LONG and self._between_words:
+                yield from parts(piece)
+            else:
+                yield piece
 
     def spare(self, characters: int) -> None:
         """A text was known as a whole."""

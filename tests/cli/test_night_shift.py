@@ -39,6 +39,8 @@ async def test_explain_a_refusal(daemon: Daemon, kvctl: Kvctl) -> None:
 
 
 async def test_explain_one_that_ended(daemon: Daemon, kvctl: Kvctl) -> None:
+    daemon.journal.ring.add(record(2, replace(ADMITTED, forecast_bounded=True)))
+    assert "weighed forecast peak with it at most " in (await kvctl("explain", "l-2")).out
     daemon.journal.ring.add(record(1, ADMITTED))
     assert "ended   not yet: it runs" in (await kvctl("explain", "l-1")).out
     daemon.journal.ring.add(ended(1))

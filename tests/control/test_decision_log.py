@@ -70,6 +70,7 @@ async def test_a_story_from_its_arrival_to_its_end() -> None:
     assert (told["prompt_tokens"], told["asked_output"], told["allowed_output"]) == (600, 300, 300)
     assert told["claim_tokens"] == 912
     assert told["headroom_tokens"] == 1300 - told["forecast_tokens"]
+    assert told["forecast_bounded"]
     assert told["ended"] == {
         "end": "finished",
         "seconds": 2.0,
@@ -93,6 +94,7 @@ async def test_a_refusal_says_what_bound() -> None:
         "kv_budget",
     )
     assert told["budget_tokens"] - told["forecast_tokens"] == told["headroom_tokens"] < 0
+    assert not told["forecast_bounded"]
     assert told["retry_after_s"] > 0
     assert told["ended"] is None
     assert told["remedies"]
@@ -153,7 +155,7 @@ async def test_one_that_waits_has_two_records() -> None:
     """A line when it begins to wait and one when it is let in; under one lease the ring keeps the last."""
     office = Office(queue=QueueConfig(max_wait_s=60.0))
     told: list[Any] = []
-    office.keeper.record(DecisionRecorder("e", office.keeper.gate.scales, told.append))
+    office.keeper.record(DecisionRecorder("e", office.keeper.scales, told.append))
     first = await office.keeper.admit("l-1", SHAPE, "c-1")
     assert isinstance(first, LeaseHandle)
     office.keeper.handle(Arrived("l-2", SHAPE, "c-2"))
@@ -269,6 +271,19 @@ async def test_a_listener_hears_what_it_asked_for() -> None:
     hub.leave(every)
     hub.leave(every)
     assert len(hub) == 1
+
+
+async def test_a_listener_hears_of_a_decision_at_once() -> None:
+    office = Office()
+    await office.keeper.admit("l-0", SHAPE, "before")
+    listener = office.journal.hub.listen(frozenset({"decision"}))
+    assert await listener.next(0.01) == [], "what was decided before is not told"
+    await office.keeper.admit("l-1", SHAPE, "caller-1")
+    assert [each["id"] for each in await listener.next(1.0)] == ["caller-1"]
+    office.journal.hub.leave(listener)
+    await office.keeper.admit("l-2", SHAPE, "caller-2")
+    assert await listener.next(0.01) == []
+    assert office.journal.find("caller-2") is not None
 
 
 async def test_a_slow_listener_is_cut_and_the_others_are_not() -> None:

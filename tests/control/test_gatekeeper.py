@@ -8,7 +8,17 @@ from hypothesis import strategies as st
 
 from kvctl.control.gatekeeper import Gatekeeper, LeaseHandle
 from kvctl.core.claim import Shape
-from kvctl.core.events import Command, EngineDescribed, Event, Progressed, Scraped, Ticked
+from kvctl.core.events import (
+    Admit,
+    Arrived,
+    Command,
+    EngineDescribed,
+    Event,
+    LeaseEnded,
+    Progressed,
+    Scraped,
+    Ticked,
+)
 from kvctl.core.gate import Gate
 from kvctl.core.outcomes import EndReason
 from kvctl.core.supply import GateConfig
@@ -35,9 +45,56 @@ async def test_a_listener_that_fails_costs_no_lease(caplog: pytest.LogCaptureFix
         assert isinstance(lease, LeaseHandle)
         assert len(keeper.gate.ledger) == 1
         lease.end(EndReason.FINISHED)
+        keeper.settle()
     assert len(keeper.gate.ledger) == 0
     assert seen, "the others were told"
     assert "what the gate decided stands" in caplog.text
+
+
+async def opened(keeper: Gatekeeper, name: str) -> LeaseHandle:
+    lease = await keeper.admit(name, SHAPE)
+    assert isinstance(lease, LeaseHandle)
+    return lease
+
+
+async def test_what_is_written_down_waits_for_others_and_is_of_its_moment() -> None:
+    """In order, with the scales of each decision; what no request brings comes at once, after all before."""
+    keeper = Gatekeeper(Gate(GateConfig()), lambda: 100.0)
+    keeper.handle(EngineDescribed(EngineInfo(models=("tiny",), context_tokens=4096)))
+    written: list[tuple[Event, int]] = []
+    counted: list[Command] = []
+
+    def write(event: Event, commands: list[Command], now: float) -> None:
+        del commands, now
+        written.append((event, keeper.scales().leases))
+
+    keeper.record(write)
+    keeper.count(counted.append, Admit, LeaseEnded)
+    for name in "abc":
+        await opened(keeper, name)
+    assert (written, counted) == ([], [])
+    keeper.handle(Ticked())
+    assert [leases for _, leases in written] == [1, 2, 3, 3]
+    assert [type(event) for event, _ in written] == [Arrived, Arrived, Arrived, Ticked]
+    assert len(counted) == 3
+    (await opened(keeper, "d")).end(EndReason.FINISHED)
+    assert len(counted) == 3
+    keeper.settle()
+    assert [type(command) for command in counted[3:]] == [Admit, LeaseEnded]
+    assert [leases for _, leases in written[4:]] == [4, 3]
+
+
+async def test_no_more_than_some_wait_to_be_written_and_none_where_somebody_reads_along() -> None:
+    keeper = Gatekeeper(Gate(GateConfig()), lambda: 100.0)
+    keeper.handle(EngineDescribed(EngineInfo(models=("tiny",), context_tokens=4096)))
+    counted: list[Command] = []
+    keeper.count(counted.append, Admit)
+    for number in range(200):
+        (await opened(keeper, f"{number}")).end(EndReason.FINISHED)
+        assert number - len(counted) < 64
+    keeper.hurry = True
+    (await opened(keeper, "z")).end(EndReason.FINISHED)
+    assert len(counted) == 201
 
 
 STREAM = Shape(route="chat", model="tiny", prompts=(16,), asked_output=400, stream=True)

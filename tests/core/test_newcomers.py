@@ -120,6 +120,25 @@ def test_with_common_prefixes_the_peak_is_never_above_its_bound(seed: int) -> No
             talk.tick()
 
 
+def test_a_newcomer_is_weighed_against_the_prefixes_of_now() -> None:
+    """Who came and left unseen changed what can be shared: that is drawn before anybody is weighed by it."""
+    talk = gate_of(Gate, Traffic(0, sharing=True))
+    talk.page(capacity_tokens=4_000_000)
+    system = tuple((at, at) for at in range(64, 3000, 64))
+    asked = replace(shape(3000, 200), prefixes=(system,))
+    talk.admit(asked)
+    talk.tick()
+    for _ in range(5):
+        talk.admit(asked)
+    told = talk.gate.outlook(asked, talk.now)
+    drawn = deepcopy(talk.gate._demand)
+    drawn._sharing.rebuild()
+    one = claim(asked, talk.gate._supply.limits)
+    again = drawn.peak_with(one, drawn.curve(one, KEY), Policy.FORECAST)
+    assert told.forecast_tokens == pytest.approx(again)
+    assert again < 3000 + 7 * 300
+
+
 def test_no_curve_is_drawn_where_there_is_room() -> None:
     talk = gate_of(Gate, Traffic(0))
     talk.page(capacity_tokens=4_000_000)

@@ -10,8 +10,8 @@ import pytest
 from tests.live.conftest import StartDaemon
 from tests.live.counted import Body
 from tests.live.daemon import Daemon, eventually
-from tests.live.engine import Engine, forced_length
-from tests.live.model import NAME
+from tests.live.engine import Engine
+from tests.live.model import EOS_ID, NAME
 from tests.live.wire import post
 
 PATH = "/v1/responses"
@@ -51,16 +51,23 @@ def told(daemon: Daemon, name: str) -> Body:
     return answer
 
 
-def test_the_lease_is_kept_to_the_end(gated: Daemon) -> None:
-    before, tokens = ended(gated, "finished"), gated.metric("output_tokens_sum")
-    name = begin(gated, max_output_tokens=2000, **forced_length(150))
-    assert gated.metric("leases") == 1
-    assert gated.metric("claimed_tokens") >= 2000
-    eventually(lambda: ended(gated, "finished") - before == 1, 30, "its lease ended")
+@pytest.mark.parametrize(
+    ("more", "status", "reason", "tokens"),
+    [
+        ({"max_output_tokens": 400, "ignore_eos": True}, "incomplete", "capped", 400),
+        ({"max_output_tokens": 6000, "logit_bias": {str(EOS_ID): 100}}, "completed", "finished", 1),
+    ],
+)
+def test_the_lease_is_kept_to_the_end(
+    gated: Daemon, more: Body, status: str, reason: str, tokens: int
+) -> None:
+    before, made = ended(gated, reason), gated.metric("output_tokens_sum")
+    name = begin(gated, **more)
+    eventually(lambda: ended(gated, reason) - before == 1, 30, "its lease ended")
     gated.wait_empty()
     answer = told(gated, name)
-    assert (answer["status"], answer["usage"]["output_tokens"]) == ("completed", 150)
-    assert gated.metric("output_tokens_sum") - tokens == 150
+    assert (answer["status"], answer["usage"]["output_tokens"]) == (status, tokens)
+    assert gated.metric("output_tokens_sum") - made == tokens
 
 
 def test_a_stream_that_is_left_can_be_read_on(gated: Daemon) -> None:
@@ -90,6 +97,8 @@ def test_one_that_is_cancelled(keeping: Engine, gated: Daemon) -> None:
     before = ended(gated, "caller_cancelled")
     name = begin(gated, max_output_tokens=6000, ignore_eos=True)
     eventually(lambda: keeping.metrics()["vllm:num_requests_running"] == 1, 20, "it runs")
+    assert gated.metric("leases") == 1
+    assert gated.metric("claimed_tokens") >= 6000
     answer = post(f"{gated.base_url}{PATH}/{name}/cancel", {})
     assert (answer.status, answer.json["status"]) == (200, "cancelled")
     eventually(lambda: ended(gated, "caller_cancelled") - before == 1, 20, "its lease ended")

@@ -115,7 +115,11 @@ class GateMachine(RuleBasedStateMachine):
         assert not status.draining
         own = verdict.forecast_tokens - self.gate._supply.unattributed
         naive = min(self.naive_peak(), self.claimed()) if self.policy is not Policy.STATIC else self.claimed()
-        assert abs(own - naive) <= 1e-6 * naive + 1e-3
+        rounding = 1e-6 * naive + 1e-3
+        if verdict.bounded:
+            assert naive - rounding <= own <= self.claimed() + rounding
+        else:
+            assert abs(own - naive) <= rounding
         if self.policy is not Policy.NONE and not verdict.alone:
             assert verdict.forecast_tokens <= status.budget_tokens
         if verdict.alone:

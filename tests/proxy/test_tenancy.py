@@ -92,6 +92,7 @@ async def test_on_the_wire() -> None:
         assert it.engine.accepted == 0
         served = await it.post(CHAT, "/v1/chat/completions", b"Authorization: Bearer sk-b")
         assert served.startswith(b"HTTP/1.1 200 ")
+        it.keeper.settle()
         assert tenants == ["team-b"]
         assert (await it.talk(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")).startswith(
             b"HTTP/1.1 200 "

@@ -81,10 +81,11 @@ async def read_completion(facts: Facts, route: Route, data: Body, size: int) -> 
 
 async def count_prompts(facts: Facts, data: Body, prompts: Prompts) -> Count:
     """Tokens of all prompts: those that are counted already, and the texts."""
+    begins = facts.begins() and not prompts.embeds
     known = Count(
         prompts=prompts.embeds + prompts.ids,
         method=CountMethod.BOUND if prompts.doubtful else CountMethod.LOCAL,
-        prefixes=await prefixes_of_lists(prompts.lists) if facts.begins() and not prompts.embeds else (),
+        prefixes=await prefixes_of_lists(prompts.lists) if begins and prompts.lists else (),
     )
     if not prompts.texts:
         return known

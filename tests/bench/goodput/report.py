@@ -50,7 +50,8 @@ def medians(runs: Runs) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for policy in dict.fromkeys(policy for run in runs for policy in run["policies"]):
         own = [run["policies"][policy] for run in runs if policy in run["policies"]]
-        names = [name for name, value in own[0].items() if not isinstance(value, bool | dict | list)]
+        lists = {name for one in own for name, value in one.items() if isinstance(value, bool | dict | list)}
+        names = [name for name in own[0] if name not in lists]
         found[policy] = {name: _median(one[name] for one in own) for name in names}
         warm = [one["after_warm_up"]["goodput_rps"] for one in own if one["after_warm_up"]]
         requests = sum(one["requests"] for one in own)
