@@ -162,14 +162,17 @@ class Daemon:
             observers=[
                 *tellers(named),
                 *((count, (kind,)) for kind, count in self._metrics.gate(name).by_kind.items()),
-                (partial(self._recent.observe, name), (Admit, Reject)),
             ],
-            on_gate=partial(self.journal.watch, name),
+            on_gate=partial(self._watch, name),
             on_retry=partial(self._reports.fault, ProxyFault.UPSTREAM_RETRIED),
             card=partial(self.cards.smallest, name),
             gate=self._make_gate,
             trust=self._certificates.trusts.get(name),
         )
+
+    def _watch(self, name: str, keeper: Gatekeeper) -> None:
+        self.journal.watch(name, keeper)
+        keeper.observe(partial(self._recent.observe, name), Admit, Reject)
 
     def _keepers(self) -> list[Gatekeeper]:
         return [keeper for unit in self.units.values() for keeper in unit.ranks.keepers]
@@ -182,6 +185,7 @@ class Daemon:
         page.config = self._config_view
         file = self.journal.file
         page.decisions_dropped = lambda: 0 if file is None else file.dropped
+        page.background_responses = lambda: self.proxy.background_responses
         page.counting = SumOfCounts([unit.counter for unit in units])
         page.sources["engine_metrics"] = lambda: worst_source([unit.telemetry() for unit in units])
         if self.cards:

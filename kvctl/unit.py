@@ -54,7 +54,7 @@ class Unit:
         settings: The settings in force for it.
         counter: Counts the tokens of its prompts; closed by its owner.
         clock: Monotonic seconds.
-        observers: Shown the commands of its gate that they are interested in.
+        observers: Count the commands of its gate, of the kinds that they name.
         on_gate: Told of each gate that the engine comes to have.
         on_retry: Told of each request that the keep-alive race made to be sent again.
         card: The smallest of its cards, None while none was read.

@@ -275,6 +275,7 @@ _ADMISSION = (
 )
 
 _DATA_PLANE = (
+    gauge("kvctl_background_responses", "Responses that are generated in the background; each has a lease."),
     counter(
         "kvctl_proxy_faults_total",
         "Faults on the data plane, of callers, engine or kvctl.",

@@ -83,6 +83,7 @@ class Metrics:
         self.overrides: Callable[[], Iterable[Override]] = tuple
         self.config: Callable[[], ConfigView] = ConfigView
         self.decisions_dropped: Callable[[], int] = int
+        self.background_responses: Callable[[], int] = int
         self.counting: CountingView | None = None
         self.sources: dict[str, Callable[[], SourceView]] = {}
         self._engines: dict[str, Callable[[], GateStatus]] = {}
@@ -229,6 +230,7 @@ class Metrics:
         yield from of_overrides(self.overrides())
         yield from of_config(self.config())
         yield "kvctl_decision_log_dropped_total", (), float(self.decisions_dropped())
+        yield "kvctl_background_responses", (), float(self.background_responses())
 
     def _lines(self, snapshots: Mapping[str, list[str]]) -> Iterator[str]:
         """Every metric of the catalog, in its order."""

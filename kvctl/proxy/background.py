@@ -39,7 +39,7 @@ class Course:
 class BackgroundLease(LeaseHandle):
     """A lease that is kept until the engine is done. ``sent``: the engine may have got the request."""
 
-    __slots__ = ("_beginning", "_named", "_over", "attended", "begun", "course", "sent", "told_id")
+    __slots__ = ("_beginning", "_named", "_over", "_status", "attended", "begun", "course", "sent", "told_id")
 
     def __init__(
         self, course: Course, keeper: Gatekeeper, request_id: str, claim: Claim, waited_s: float | None
@@ -52,6 +52,7 @@ class BackgroundLease(LeaseHandle):
         self.sent = True
         self._named = asyncio.Event()  # or over
         self._over = asyncio.Event()
+        self._status = ""  # as the answer told it
         self._beginning = Beginning(self._told, stream=course.parsed.stream)
 
     def reading(self, told_id: Callable[[str], None]) -> Beginning:
@@ -73,8 +74,8 @@ class BackgroundLease(LeaseHandle):
         if self._done:
             return
         self._beginning.end()
-        if not self.course.parsed.stream and self.begun is not None and reason in _BY_ITSELF:
-            ended = END_OF.get(self.begun.status)
+        if self._status and reason in _BY_ITSELF and not self.course.parsed.stream:
+            ended = END_OF.get(self._status)
         elif reason is EndReason.ENGINE_ERROR:
             ended = None if self.sent else reason
         else:
@@ -117,7 +118,8 @@ class BackgroundLease(LeaseHandle):
         if told is None:
             return
         self.told_id(told.id)
-        if told.status in END_OF or told.askable:
+        self._status = told.status
+        if told.askable:
             self.begun = told
         if self.course.parsed.stream and self.begun is not None:
             self._named.set()

@@ -253,6 +253,11 @@ class Proxy:
         return len(self._handler.flights) + self._handler.afterlife.alone
 
     @property
+    def background_responses(self) -> int:
+        """Responses that are generated in the background."""
+        return len(self._handler.afterlife)
+
+    @property
     def body_bytes(self) -> int:
         """Bytes of request bodies held now."""
         return self._handler.intake.held

@@ -53,6 +53,7 @@ class _Watched:
     next_at: float
     pause: float = FIRST_LOOK_S
     misses: int = 0
+    found: bool = False  # the engine knew it
 
 
 class _Document:
@@ -188,13 +189,20 @@ class EngineWatch:
         if lease.begun is None:
             must_be = EndReason.ENGINE_FORGOT if unseen.restarted else must_be
         elif status == 404:
-            entry.misses += 1
-            gone = unseen.restarted or entry.misses >= MISSES
-            must_be = EndReason.ENGINE_FORGOT if gone else must_be
+            must_be = self._missed(entry) or must_be
         elif status == 200 and await self._told(entry, document):
             return
         if must_be is not None:
             self._given_up(lease, must_be)
+
+    def _missed(self, entry: _Watched) -> EndReason | None:
+        """It is not known there. What was never known may be kept in a way that is not understood here."""
+        entry.misses += 1
+        if entry.unseen.restarted or (entry.found and entry.misses >= MISSES):
+            return EndReason.ENGINE_FORGOT
+        if entry.misses >= MISSES:
+            self._doubt(entry, "the engine never knew it")
+        return None
 
     async def _told(self, entry: _Watched, document: bytes) -> bool:
         """What the engine told of it; returns whether that was its end."""
@@ -202,9 +210,10 @@ class EngineWatch:
         entry.misses = 0
         small = len(document) <= LARGE
         told = read_told(document) if small else await asyncio.to_thread(read_told, document)
-        if told is None or begun is None or told.status in LIVES:
+        if told is None or begun is None:
             return False
-        if not told.is_same(begun):
+        entry.found = True
+        if told.status not in LIVES and not told.is_same(begun):
             self._doubt(entry, "the engine tells of another one of its name")
             return False
         if (reason := END_OF.get(told.status)) is None:

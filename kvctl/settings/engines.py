@@ -4,13 +4,12 @@ An entry has ``name`` and ``url``, may have ``models`` and ``aliases``, and may 
 itself; what it does not set is the top level's.
 """
 
-import json
-import re
-import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from kvctl.settings.tables import named_table, read_tables, show_tables
 
 OWN_KEYS = (
     "engine",
@@ -36,7 +35,6 @@ OWN_KEYS = (
     "prefix_sharing",
 )
 _IDENTITY = ("name", "url", "models", "aliases")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,18 +54,12 @@ class EngineEntry:
 
 def read_entries(given: object) -> object:
     """The entries of a TOML array of tables, or of the same as JSON text. Raises ValueError."""
-    if isinstance(given, str):
-        given = _from_text(given)
-    if not isinstance(given, Sequence):
-        raise ValueError("is no array of tables")  # noqa: TRY004 - pydantic takes ValueErrors
-    return tuple(
-        each if isinstance(each, EngineEntry) else _entry(each, at) for at, each in enumerate(given, 1)
-    )
+    return read_tables(given, "engines", EngineEntry, _entry)
 
 
 def show_entries(entries: Sequence[EngineEntry]) -> str:
     """JSON text that reads back as the same entries; empty where there are none."""
-    return json.dumps([as_plain(each) for each in entries]) if entries else ""
+    return show_tables(entries, as_plain)
 
 
 def as_plain(entry: EngineEntry) -> dict[str, Any]:
@@ -93,28 +85,8 @@ def first_url(given: object) -> str | None:
     return entries[0].url if isinstance(entries, tuple) and entries else None
 
 
-def _from_text(text: str) -> object:
-    if not text.strip():
-        return ()
-    try:
-        return json.loads(text)
-    except ValueError:
-        pass
-    try:
-        return tomllib.loads(f"engines = {text}")["engines"]
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"is neither JSON nor TOML: {error}") from None
-
-
-def _entry(raw: object, at: int) -> EngineEntry:
-    if not isinstance(raw, Mapping):
-        raise ValueError(f"entry {at}: is no table with name and url")  # noqa: TRY004 - see above
-    name = raw.get("name")
-    where = f"engine {name!r}" if name else f"entry {at}"
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ValueError(
-            f"{where}: name must be letters, digits, dots, dashes and underscores, at most 63 of them"
-        )
+def _entry(given: object, at: int) -> EngineEntry:
+    raw, name, where = named_table(given, at, what="engine", keys="name and url")
     try:
         return EngineEntry(
             name=name,

@@ -3,15 +3,14 @@
 Keys are written as their SHA-256, so that the file holds no secret: ``printf %s "$KEY" | sha256sum``.
 """
 
-import json
 import re
-import tomllib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+from kvctl.settings.tables import named_table, read_tables, show_tables
+
 DIGEST = re.compile(r"(sha256:)?[0-9a-fA-F]{64}")
 _LIMITS = ("tokens_in_flight", "requests_per_minute", "tokens_per_minute")
 _KEYS = ("name", "keys", "weight", "priority", *_LIMITS)
@@ -35,18 +34,12 @@ class TenantEntry:
 
 def read_tenants(given: object) -> object:
     """The entries of a TOML array of tables, or of the same as text. Raises ValueError."""
-    if isinstance(given, str):
-        given = _from_text(given)
-    if not isinstance(given, Sequence):
-        raise ValueError("is no array of tables")  # noqa: TRY004 - pydantic takes ValueErrors
-    return tuple(
-        each if isinstance(each, TenantEntry) else _entry(each, at) for at, each in enumerate(given, 1)
-    )
+    return read_tables(given, "tenants", TenantEntry, _entry)
 
 
 def show_tenants(entries: Sequence[TenantEntry]) -> str:
     """JSON text that reads back as the same entries; empty where there are none."""
-    return json.dumps([as_plain(each) for each in entries]) if entries else ""
+    return show_tables(entries, as_plain)
 
 
 def as_plain(entry: TenantEntry) -> dict[str, Any]:
@@ -65,28 +58,8 @@ def clashes(entries: Sequence[TenantEntry]) -> Iterator[str]:
             yield f"gives the key {key[:8]}... to several tenants"
 
 
-def _from_text(text: str) -> object:
-    if not text.strip():
-        return ()
-    try:
-        return json.loads(text)
-    except ValueError:
-        pass
-    try:
-        return tomllib.loads(f"tenants = {text}")["tenants"]
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"is neither JSON nor TOML: {error}") from None
-
-
-def _entry(raw: object, at: int) -> TenantEntry:
-    if not isinstance(raw, Mapping):
-        raise ValueError(f"entry {at}: is no table with name")  # noqa: TRY004 - see above
-    name = raw.get("name")
-    where = f"tenant {name!r}" if name else f"entry {at}"
-    if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise ValueError(
-            f"{where}: name must be letters, digits, dots, dashes and underscores, at most 63 of them"
-        )
+def _entry(given: object, at: int) -> TenantEntry:
+    raw, name, where = named_table(given, at, what="tenant", keys="name")
     strangers = sorted(set(raw) - set(_KEYS))
     if strangers:
         raise ValueError(f"{where}: {strangers[0]} is not one of {', '.join(_KEYS)}")
@@ -104,7 +77,7 @@ def _entry(raw: object, at: int) -> TenantEntry:
 
 def _digests(given: object) -> tuple[str, ...]:
     if isinstance(given, str) or not isinstance(given, Sequence):
-        raise ValueError("keys must be a list")  # noqa: TRY004 - see above
+        raise ValueError("keys must be a list")  # noqa: TRY004 - pydantic takes ValueErrors
     bad = [each for each in given if not isinstance(each, str) or not DIGEST.fullmatch(each)]
     if bad:
         raise ValueError('keys must be SHA-256 digests in hex: printf %s "$KEY" | sha256sum')

@@ -26,7 +26,7 @@ from tokenizers import AddedToken, Encoding, Tokenizer
 from kvctl.tokens.between_words import LONG, adds_up_between_words, parts
 from kvctl.tokens.source import Tally
 
-PART = 128  # characters that a part has at least: shorter ones are joined with what follows
+PART = 256  # characters that a part has at least: shorter ones are joined with what follows
 MOST_CUTS = 32
 ENTRY_BYTES = 200  # what an entry takes besides its ids
 _PROBED = 8

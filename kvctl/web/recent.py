@@ -114,4 +114,5 @@ class Recent:
         second = math.floor(self._clock())
         if not self._seconds or self._seconds[-1][0] != second:
             self._seconds.append((second, Counter()))
-        self._seconds[-1][1][word] += 1
+        counts = self._seconds[-1][1]
+        counts[word] = counts.get(word, 0) + 1

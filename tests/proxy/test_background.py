@@ -2,15 +2,17 @@
 
 import asyncio
 import json
+import random
 from pathlib import Path
 
 import aiohttp
 import pytest
 
+from kvctl.core.events import Command, LeaseEnded
 from kvctl.core.outcomes import EndReason
 from kvctl.proxy import watching
 from kvctl.sim.server import SimServer
-from tests.proxy.afterlife import PATH, afterlife, asked, events
+from tests.proxy.afterlife import PATH, Body, afterlife, asked, events
 
 LONG = 4000  # tokens; half a minute
 
@@ -20,6 +22,8 @@ async def test_the_lease_outlives_the_request_and_ends_with_the_true_usage(tmp_p
         name = await it.begin(60)
         assert it.it.gate.leases == 1
         assert it.proxy.in_flight == 1
+        page = b"".join(it.it.daemon.metrics()[0]).decode()
+        assert "\nkvctl_background_responses 1.0\n" in page
         await it.until(lambda: it.reasons)
         assert it.reasons == [EndReason.FINISHED]
         told = (await it.tell(name)).json
@@ -234,3 +238,35 @@ async def test_many_are_looked_at_in_turn(tmp_path: Path, monkeypatch: pytest.Mo
             await it.begin(20)
         await it.until(lambda: len(it.reasons) == 30)
         assert set(it.reasons) == {EndReason.FINISHED}
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_no_lease_ends_before_the_engine_is_done(tmp_path: Path, seed: int) -> None:
+    """Callers that wait, leave, cancel, and whose responses fail, all at once."""
+    rng = random.Random(seed)
+    early: list[EndReason] = []
+
+    given = afterlife(tmp_path, blocks=8001, STALL_TIMEOUT="8s", POLICY="none")
+    async with given as it, aiohttp.ClientSession() as session:
+
+        def see(_: Command) -> None:
+            scheduler = it.engine.engine.scheduler
+            if len(scheduler.running) + len(scheduler.waiting) > len(it.it.unit.keeper.gate.ledger):
+                early.append(it.reasons[-1])
+
+        async def call() -> None:
+            await asyncio.sleep(rng.random())
+            more: Body = {"sim_fails_after": rng.randint(1, 20)} if rng.random() < 0.3 else {}
+            body = asked(rng.randint(1, 300), stream=rng.random() < 0.5, **more)
+            async with session.post(it.it.url + PATH, json=body) as answer:
+                name = (await anext(events(answer)))["response"]["id"] if body["stream"] else None
+                name = name or (await answer.json())["id"]
+            if rng.random() < 0.3:
+                await it.it.post(f"{PATH}/{name}/cancel", {})
+
+        it.it.unit.keeper.observe(see, LeaseEnded)
+        await asyncio.gather(*(call() for _ in range(40)))
+        await it.until(lambda: len(it.reasons) == 40)
+        assert not early
+        assert it.engine.engine.scheduler.idle
+        assert {EndReason.FINISHED, EndReason.CALLER_CANCELLED, EndReason.ENGINE_IDLE} == set(it.reasons)

@@ -9,7 +9,8 @@ import pytest
 from kvctl.core.outcomes import EndReason
 from kvctl.proxy import watching
 from kvctl.proxy.told import MOST_BEGINNING, Beginning, Told, read_told
-from tests.proxy.harness import Rig, Script, Wire, eventually, plain, post, rig
+from tests.proxy.harness import Rig, Script, Wire, eventually, get, plain, post, rig
+from tests.proxy.several import Member, crowd
 
 PATH = "/v1/responses"
 BODY = b'{"model":"m","input":"hi","background":true}'
@@ -111,6 +112,18 @@ async def test_one_that_no_server_knows_is_gone(caplog: pytest.LogCaptureFixture
     assert caplog.text.count("does not know it") == 1
 
 
+async def test_one_that_no_server_ever_knew_is_judged_by_the_page(caplog: pytest.LogCaptureFixture) -> None:
+    """The engine may keep responses in a way that is not understood here."""
+    script = Telling(LOST)
+    async with rig(script) as it:
+        await begin(it)
+        await eventually(lambda: "never knew it" in caplog.text)
+        await asyncio.sleep(0.1)
+        assert len(script.headers) == watching.MISSES
+        assert len(it.gate.ledger) == 1
+        await it.proxy.drain(0.0)
+
+
 @pytest.mark.parametrize(
     "useless",
     [
@@ -197,6 +210,21 @@ async def test_one_that_may_have_begun_and_has_no_name_is_kept(script: Script) -
         assert it.proxy.in_flight == 1
         await it.proxy.drain(0.0)
         await ended(it, EndReason.SHUTDOWN)
+
+
+async def test_of_several_engines_its_maker_is_remembered() -> None:
+    """Under whatever name; those who ask for it are sent there."""
+    named = QUEUED.replace(b"resp_a", b"myname")
+    done = DONE.replace(b"resp_a", b"myname")
+    first = Member("a", models=("ma",))
+    second = Member("b", models=("mb",), answers={PATH: named, f"{PATH}/myname": done})
+    async with crowd(first, second) as it:
+        body = b'{"model":"mb","input":"hi","background":true}'
+        await it.ask(post(body, PATH, b"Connection: close"))
+        assert await it.ask(get(f"{PATH}/myname")) != b""
+        await eventually(lambda: not it.leases())
+    assert not any(request.line.startswith(b"GET /v1/responses") for request in first.got)
+    assert sum(request.line.startswith(b"GET /v1/responses") for request in second.got) >= 2
 
 
 async def test_closing_ends_the_watch() -> None:

@@ -25,6 +25,6 @@ def goodput(policy: str, seed: int) -> float:
 
 @pytest.mark.slow
 def test_caps_that_say_little_hold_next_to_nothing_back_at_the_start() -> None:
-    """A quarter of the cap, believed of all lengths that nobody had reached yet, cost a tenth of the goodput."""
+    """A quarter of the cap, believed of all lengths that nobody had reached yet, cost a tenth of them."""
     told, known = (sum(goodput(policy, seed) for seed in SEEDS) for policy in ("forecast", "clairvoyant"))
     assert told >= 0.95 * known
