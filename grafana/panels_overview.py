@@ -288,6 +288,22 @@ OVERVIEW: tuple[Row, ...] = (
                     ),
                 ),
             ),
+            Panel(
+                title="Certificates",
+                about="Time until each certificate that kvctl uses ends; under 30 days it is "
+                "KvctlCertificateExpires.",
+                unit="s",
+                width=24,
+                empty="no TLS",
+                thresholds=((None, "red"), (3 * 86400.0, "orange"), (30 * 86400.0, "green")),
+                queries=(
+                    Query(
+                        expr="min by (instance, certificate, engine) "
+                        "(kvctl_tls_certificate_expiry_timestamp_seconds{}) - time()",
+                        legend="{{certificate}} {{engine}}",
+                    ),
+                ),
+            ),
         ),
     ),
 )

@@ -2,8 +2,8 @@
 
 Nearly every event of a stream is the one before with another piece of text. What stands around the text is
 noted of one that was read; where it stands around another text again, the other event says the same: one more
-token and no other news. A text that holds a quote, a backslash or a control character, or is no UTF-8, may not
-end where it seems to: its event is decoded.
+token and no other news. A text that holds a quote, a backslash or a control character, or is no UTF-8, may
+not end where it seems to: its event is decoded.
 """
 
 from kvctl.proxy.dialects import piece_in

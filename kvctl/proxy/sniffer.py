@@ -90,7 +90,11 @@ class StreamSniffer:
             tail.clear()
         *events, rest = data.split(_BORDER)
         for event in events:
-            self._event(event)
+            known = None if self._skipping else self._alike
+            if known is not None and known.fits(event):
+                self._events.piece(known.index)
+            else:
+                self._event(event)
         tail += rest.lstrip(b"\n")
         self._bound()
         return self.found.tokens - before
@@ -130,11 +134,8 @@ class StreamSniffer:
             self._alike = None
 
     def _line(self, event: bytes) -> None:
-        """An event in one line."""
-        known = self._alike
-        if known is not None and known.fits(event):
-            self._events.piece(known.index)
-        elif not self._events.read(event[6:]):
+        """An event in one line, unlike those that are known."""
+        if not self._events.read(event[6:]):
             self._alike = None  # its news may change what the others mean
         elif self._tries:
             self._tries -= 1

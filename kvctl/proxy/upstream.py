@@ -131,7 +131,8 @@ class Connection(asyncio.Protocol):
         if self._response is None:  # the engine speaks out of turn: nothing it says can be trusted
             self.abort()
             return
-        self._last_read = self._loop.time() if self._timer is not None else 0.0
+        if self._timer is not None:
+            self._last_read = self._loop.time()
         self._response.feed(data)
 
     def eof_received(self) -> bool:

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import json
 import os
+import random
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -19,8 +20,11 @@ from tests.bench.dataplane.client import connect, request
 from tests.bench.dataplane.engine import MODEL
 
 TOKENS, RATE = 100_000, 5.0
-WORDS = "the quick brown fox jumps over the lazy dog "
-_TEXT = (WORDS * (TOKENS // 9)).strip()
+WORDS = (
+    *("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "and", "runs", "away", "from"),
+    *("all", "that", "it", "has", "seen", "there"),
+)
+_LETTERS = sum(map(len, WORDS)) / len(WORDS) + 1  # and the space behind a word
 
 
 def elsewhere(pid: int = 0) -> bool:
@@ -36,9 +40,23 @@ def elsewhere(pid: int = 0) -> bool:
     return True
 
 
-def long_prompt(number: int) -> bytes:
-    """A request of 100,000 tokens and some. No two alike: nothing of it is known when it comes."""
-    messages = [{"role": "user", "content": f"{number} {_TEXT}"}]
+class Book:
+    """Long texts of simple words, each a token to most tokenizers. No two are cut alike."""
+
+    def __init__(self, seed: int) -> None:
+        self._dice = random.Random(seed)
+        self._text = " ".join(self._dice.choices(WORDS, k=4 * TOKENS))
+
+    def passage(self) -> str:
+        """Some 100,000 words from anywhere: nothing of it is known when it comes."""
+        size = int(TOKENS * _LETTERS)
+        start = self._dice.randrange(len(self._text) - size)
+        return self._text[start : start + size]
+
+
+def long_prompt(text: str) -> bytes:
+    """A request with such a text."""
+    messages = [{"role": "user", "content": text}]
     body = {"model": MODEL, "messages": messages, "max_tokens": 8}
     return request("/v1/chat/completions", json.dumps(body).encode())
 
@@ -74,11 +92,11 @@ async def sender() -> AsyncIterator[Sender]:
         await process.wait()
 
 
-async def _send(port: int, rate: float, first: int, count: int) -> list[float]:
+async def _send(port: int, rate: float, count: int, book: Book) -> list[float]:
     calls = [await connect(port) for _ in range(count)]
     started, tasks = time.perf_counter(), []
     for place, call in enumerate(calls):
-        prompt = long_prompt(first + place)
+        prompt = long_prompt(book.passage())
         await asyncio.sleep(max(started + place / rate - time.perf_counter(), 0))
         tasks.append(asyncio.create_task(call.ask(prompt)))
     taken = await asyncio.gather(*tasks)
@@ -88,12 +106,11 @@ async def _send(port: int, rate: float, first: int, count: int) -> list[float]:
 
 
 def _main() -> None:
-    first = 0
+    book = Book(os.getpid())
     for line in sys.stdin:
         port, rate, count = line.split()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            taken = runner.run(_send(int(port), float(rate), first, int(count)))
-        first += int(count)
+            taken = runner.run(_send(int(port), float(rate), int(count), book))
         sys.stdout.write(json.dumps([round(seconds, 4) for seconds in taken]) + "\n")
         sys.stdout.flush()
 

@@ -23,7 +23,7 @@ from kvctl.core.events import (
 from kvctl.core.gate import Gate
 from kvctl.core.outcomes import ChoiceReason, EndReason, Policy, SourceFault
 from kvctl.core.overrides import Overrides, bounds
-from kvctl.core.residuals import FEWEST_LOOKS
+from kvctl.core.residuals import AHEAD, FEWEST_LOOKS
 from kvctl.core.supply import GateConfig
 from kvctl.core.telemetry import EngineInfo, GpuSample, RankSample
 from kvctl.core.tenants import TenantRule
@@ -151,7 +151,7 @@ class Fed:
         shape = Shape(route="chat", model="tiny", prompts=(64,), asked_output=4000, stream=True)
         self.step(*(Arrived(name, shape) for name in names))
         for _ in range(2 * looks):
-            self.step(*(Progressed(name, 8) for name in names), Ticked(), seconds=4.0)
+            self.step(*(Progressed(name, AHEAD) for name in names), Ticked(), seconds=4.0)
             self.scrape()
         self.step(*(Ended(name, EndReason.FINISHED, 99, 64) for name in names if name in self.gate.ledger))
 

@@ -33,7 +33,7 @@ class Played:
         self._fed = Fed()
         self._fed.scrape()
         self._fed.card()
-        self._preemptions = 0.0
+        self._preemptions = self._generated = 0.0
         self._trouble = ""
         self.trouble("")
 
@@ -66,7 +66,12 @@ class Played:
     def _happens(self) -> None:
         made, metrics, trouble = self._fed, self._fed.metrics, self._trouble
         self._preemptions += 2.0 * (trouble == "preemptions")
-        made.scrape(preemptions_total=self._preemptions)
+        self._generated += 40.0
+        made.scrape(
+            preemptions_total=self._preemptions,
+            generation_tokens_total=self._generated,
+            kv_usage_ratio=self._generated % 1000 / 1e4,
+        )
         made.answers(2, 20)
         if trouble == "program":
             metrics.card_event(CardEvent(uuids=("GPU-0",), kind=EventKind.XID_APPLICATION))

@@ -236,3 +236,32 @@ def test_nobody_there_is_one_line(config: str) -> None:
     answer = run("--like", "http://127.0.0.1:1", "--config", config)
     assert answer.exit_code == 2
     assert answer.stderr.count("\n") == 1
+
+
+HOSTILE = "a\x1b[2J\x1b]0;owned\x07\x9b31m\u202eb|[/red]"
+
+
+@pytest.mark.parametrize("output", ["table", "json"])
+@pytest.mark.parametrize("where", ["model", "folder", "version", "label", "no pool", "no page"])
+def test_what_an_engine_says_of_itself_does_not_touch_the_terminal(
+    engine: Pages, config: str, where: str, output: str
+) -> None:
+    """C28: a served model's name, and all else on an engine's pages, is somebody else's text."""
+    url = serve(engine, config, LABELS.format(engine=0, blocks=1000, tokens=16000))
+    models = json.dumps({"data": [{"id": HOSTILE, "root": config, "max_model_len": 4096}]})
+    pages = {
+        "model": {"/v1/models": models},
+        "folder": {"/v1/models": models.replace(config, "/nowhere/\\u001b[2J")},
+        "version": {"/version": json.dumps({"version": HOSTILE})},
+        "label": {
+            "/metrics": engine.pages["/metrics"].replace('cache_dtype="auto"', f'cache_dtype="{HOSTILE}"')
+        },
+        "no pool": {"/metrics": HOSTILE},
+        "no page": {"/metrics": HOSTILE, "/v1/models": HOSTILE, "/version": HOSTILE},
+    }
+    engine.pages |= pages[where]
+    for flags in ((), ("--explain",)):
+        answer = run("--like", url, "-o", output, *flags)
+        assert answer.exception is None or isinstance(answer.exception, SystemExit), answer.exception
+        assert answer.output
+        assert all(line.isprintable() for line in answer.output.split("\n")), answer.output

@@ -10,13 +10,13 @@ from pathlib import Path
 from statistics import median, quantiles
 
 from tests.bench.core import measured
-from tests.bench.dataplane.client import connect, open_loop, request
+from tests.bench.dataplane.client import connect, request
 from tests.bench.dataplane.engine import MODEL
 from tests.bench.dataplane.peers import kvctl
 from tests.bench.dataplane.running import Child, engine, free_port, running
+from tests.bench.longprompts import elsewhere, sender
 
-LONG_PROMPT_TOKENS, LONG_RATE = 100_000, 5.0
-WORD = "the quick brown fox jumps over the lazy dog "
+FLUSH_S = 0.4  # after which the probe has written what it saw
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Rig:
 def figures(rig: Rig, rounds: int, seconds: float, idle_streams: int) -> dict[str, float]:
     """Medians over the rounds."""
     made: dict[str, float] = {}
-    delays = [_loop_delays(rig, seconds, number) for number in range(rounds)]
+    delays = _loop_delays(rig, seconds, max(rounds, 5))
     made["loop_delay_p999_ms"] = round(median(busy for _, busy in delays), 3)
     made["loop_delay_idle_p999_ms"] = round(median(idle for idle, _ in delays), 3)
     made["bytes_per_idle_stream"] = round(_bytes_per_stream(rig, idle_streams))
@@ -44,42 +44,44 @@ def figures(rig: Rig, rounds: int, seconds: float, idle_streams: int) -> dict[st
 # --- the loop -----------------------------------------------------------------------------------------
 
 
-def _loop_delays(rig: Rig, seconds: float, number: int) -> tuple[float, float]:
-    """p99.9 of how late the daemon's own loop wakes, ms: idle, and with long prompts arriving."""
-    with engine(rig.folder) as behind:
+def _loop_delays(rig: Rig, seconds: float, pairs: int) -> list[tuple[float, float]]:
+    """p99.9 of how late the daemon's own loop wakes, ms: idle, and with long prompts arriving.
+
+    The two of a pair follow each other in one daemon, so that the machine's own noise is in both.
+    """
+    own = rig.folder / "probed"
+    own.mkdir()
+    command = kvctl(rig.tokenizer).command
+    assert command is not None
+    with engine(rig.folder, "--prefix-caching") as behind:
         port = free_port()
-        own = rig.folder / f"probed{number}"
-        own.mkdir()
-        command = kvctl(rig.tokenizer).command
-        assert command is not None
         words = command(port, behind.port, own)
         probe = [*words[:-2], sys.executable, "-m", "tests.bench.dataplane.probed", str(own / "delays")]
         with running(probe, port, own / "log"):
+            for pid in behind.pids():
+                elsewhere(pid)
             time.sleep(1.0)
-            mark = _mark(own)
-            time.sleep(seconds)
-            idle = _percentile(own, mark)
-            mark = _mark(own)
-            asyncio.run(open_loop(port, _long_prompt(), rate=LONG_RATE, seconds=seconds))
-            busy = _percentile(own, mark)
-    rig.say(f"loop delay p99.9: idle {idle:.2f} ms, with long prompts {busy:.2f} ms")
-    return idle, busy
+            return asyncio.run(_pairs(rig, port, own, seconds, pairs))
 
 
-def _long_prompt() -> bytes:
-    text = WORD * (LONG_PROMPT_TOKENS // 10)
-    messages = [{"role": "user", "content": text}]
-    return request(
-        "/v1/chat/completions", json.dumps({"model": MODEL, "messages": messages, "max_tokens": 8}).encode()
-    )
-
-
-def _mark(own: Path) -> int:
-    return (own / "delays").stat().st_size
+async def _pairs(rig: Rig, port: int, own: Path, seconds: float, pairs: int) -> list[tuple[float, float]]:
+    made = []
+    async with sender() as sending:
+        await sending.send(port, 1.0)
+        for number in range(pairs):
+            seen = {}
+            for busy in (True, False) if number % 2 else (False, True):
+                await asyncio.sleep(FLUSH_S)
+                mark = (own / "delays").stat().st_size
+                await (sending.send(port, seconds) if busy else asyncio.sleep(seconds))
+                await asyncio.sleep(FLUSH_S)
+                seen[busy] = _percentile(own, mark)
+            made.append((seen[False], seen[True]))
+            rig.say(f"loop delay p99.9: idle {seen[False]:.2f} ms, with long prompts {seen[True]:.2f} ms")
+    return made
 
 
 def _percentile(own: Path, since: int) -> float:
-    time.sleep(0.3)  # what the probe still holds
     with (own / "delays").open("rb") as lines:
         lines.seek(since)
         delays = [float(line) for line in lines.read().split()]
