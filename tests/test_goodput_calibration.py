@@ -9,7 +9,7 @@ from kvctl.sim.profiles import PROFILES
 from kvctl.sim.replay_policies import parse_policy, run_policy
 from kvctl.sim.replay_score import figures
 from tests.bench.calibration import compare, fitted, pace, simulated, tell_paces, windows
-from tests.bench.goodput.bench import Group, Record, scene_of
+from tests.bench.goodput.bench import Group, Record, saturation, scene_of
 from tests.bench.goodput.figures import TARGET
 from tests.bench.goodput.stage import USUAL, Page
 from tests.bench.goodput.workload import BURSTS
@@ -104,3 +104,10 @@ def test_each_run_tells_how_fast_its_engine_was() -> None:
     assert tell_paces(runs) == [fast.figures["pace"], slow.figures["pace"]]
     assert slow.figures["pace"] == pytest.approx(2.0 * fast.figures["pace"], rel=0.02)
     assert tell_paces([replace(slow, pages=[])]) is None
+
+
+def test_an_engine_half_as_fast_is_saturated_by_half() -> None:
+    group = Group(rate=0.0, seed=1, cap="2048", workload=BURSTS, seconds=16.0)
+    fast = saturation(group, PROFILES["tiny-cpu"])
+    assert saturation(group, PROFILES["tiny-cpu"].slower(2.0)) == pytest.approx(fast / 2, rel=0.25)
+    assert 8.0 < fast < 16.0

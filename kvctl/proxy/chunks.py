@@ -28,7 +28,7 @@ def _payloads_of(data: bytes) -> bytes:
         except ValueError:
             return b""
         start, at = border + 2, border + 4 + size
-        if size == 0 or b"%x" % size != head or data[at - 2 : at] != b"\r\n":
+        if size <= 0 or b"%x" % size != head or data[at - 2 : at] != b"\r\n":
             return b""
         pieces.append(data[start : at - 2])
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)

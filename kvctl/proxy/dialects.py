@@ -79,6 +79,9 @@ class Answer(msgspec.Struct, gc=False):
     stop_type: Any = None
 
 
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What a decoder raises of what an engine sent: no JSON, other types, no UTF-8, or nested past all bounds."""
+
 _EVENT = msgspec.json.Decoder(_Event)
 _ANSWERS = msgspec.json.Decoder(Answer | list[Answer])
 _CAPPED = frozenset({"length", "max_tokens", "incomplete", "max_output_tokens", "limit"})
@@ -126,11 +129,11 @@ class Events:
             return False
         try:
             event = _EVENT.decode(payload)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
-            return False
-        if event.choices is not None:
-            return self._openai(event)
-        self._read_other(event, payload)
+            if event.choices is not None:
+                return self._openai(event)
+            self._read_other(event, payload)  # which decodes what was skipped so far
+        except UNREADABLE:
+            pass
         return False
 
     def _read_other(self, event: _Event, payload: bytes) -> None:
@@ -205,7 +208,7 @@ def piece_in(payload: bytes) -> int | None:
     """The choice of which an event brings one more token and no other news; None: it does not."""
     try:
         return _piece_of(_EVENT.decode(payload))
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except UNREADABLE:
         return None
 
 
@@ -315,7 +318,7 @@ def read_answer(found: Findings, body: bytes) -> None:
     """A whole plain answer; what is no JSON of a known form says nothing."""
     try:
         decoded = _ANSWERS.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except UNREADABLE:
         return
     if isinstance(decoded, Answer):
         _read_one(found, decoded)

@@ -128,24 +128,31 @@ class Metered(Relayed):
         if self.first_byte_at is None:
             self.first_byte_at = self._clock()
         self.stream.data(data, framed)
-        if self._watch is not None:
-            self._watch = self._watch.feed(data)
-        if self.tail is not None:
-            self.tail.feed(data)
         try:
+            if self._watch is not None:
+                self._watch = self._watch.feed(data)
+            if self.tail is not None:
+                self.tail.feed(data)
             tokens = self._sniffer.feed(data)
             if tokens:
                 self._lease.progress(tokens)
-        except Exception:  # a defect of the books must not break the relay
-            log.exception("an answer is relayed without being counted")
-            self._sniffer = NoSniffer()
+        except Exception:
+            self._read_no_more()
 
     def finished(self, error: UpstreamError | None) -> None:
         """The engine's part is over."""
         super().finished(error)
         if error is None:
-            self._sniffer.end()
+            try:
+                self._sniffer.end()
+            except Exception:
+                self._read_no_more()
         self.close(end_reason(self._sniffer.found, error))
+
+    def _read_no_more(self) -> None:
+        """A defect of the books must not break the relay, nor keep the lease."""
+        log.exception("an answer is relayed without being counted")
+        self._sniffer, self._watch, self.tail = NoSniffer(), None, None
 
     def close(self, reason: EndReason) -> None:
         """End the lease with what is known; the first word counts."""

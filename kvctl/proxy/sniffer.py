@@ -12,7 +12,7 @@ from typing import Protocol
 import msgspec
 
 from kvctl.proxy.alike import Alike, alike
-from kvctl.proxy.dialects import Events, Findings, Usage, read_answer, take_finish, take_usage
+from kvctl.proxy.dialects import UNREADABLE, Events, Findings, Usage, read_answer, take_finish, take_usage
 
 __all__ = ["Findings", "JsonSniffer", "NoSniffer", "Sniffer", "StreamSniffer", "sniffer_for"]
 
@@ -212,7 +212,7 @@ def _object_at(data: bytes, start: int) -> Usage | None:
         if depth == 0:
             try:
                 return _USAGE.decode(data[start : place + 1])
-            except msgspec.MsgspecError:
+            except UNREADABLE:
                 return None
     return None
 

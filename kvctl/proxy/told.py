@@ -10,7 +10,7 @@ from collections.abc import Callable
 import msgspec
 
 from kvctl.core.outcomes import EndReason
-from kvctl.proxy.dialects import Usage
+from kvctl.proxy.dialects import UNREADABLE, Usage
 
 MOST_BEGINNING = 1024 * 1024  # bytes of an answer in which its name is looked for
 LIVES = frozenset({"queued", "in_progress"})
@@ -23,6 +23,7 @@ END_OF = {
 
 _ASKABLE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,255}")
 _BORDER = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+_LONGEST_BORDER = 4
 
 
 class Told(msgspec.Struct, frozen=True, gc=False):
@@ -56,26 +57,27 @@ def read_told(document: bytes) -> Told | None:
     """Of a plain answer; None: it is none of a response."""
     try:
         return _TOLD.decode(document)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except UNREADABLE:
         return None
 
 
 def _read_event(payload: bytes) -> Told | None:
     try:
         return _EVENT.decode(payload).response
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except UNREADABLE:
         return None
 
 
 class Beginning:
     """Reads the answer that begins a response along, and tells of the response; None: it names none."""
 
-    __slots__ = ("_head", "_stream", "_tell")
+    __slots__ = ("_head", "_looked", "_stream", "_tell")
 
     def __init__(self, tell: Callable[[Told | None], None], *, stream: bool) -> None:
         self._tell = tell
         self._stream = stream
         self._head = bytearray()
+        self._looked = 0  # bytes of it in which no border begins
 
     def feed(self, data: bytes) -> "Beginning | None":
         """More of the body; None: there is nothing more to look for."""
@@ -83,14 +85,16 @@ class Beginning:
         if len(self._head) > MOST_BEGINNING:
             self._done(None)
             return None
-        while self._stream and (border := _BORDER.search(self._head)):
+        while self._stream and (border := _BORDER.search(self._head, self._looked)):
             event = bytes(self._head[: border.start()])
             del self._head[: border.end()]
+            self._looked = 0
             payload = b"".join([line[5:] for line in event.splitlines() if line.startswith(b"data:")])
             found = _read_event(payload) if payload else None
             if found is not None:
                 self._done(found)
                 return None
+        self._looked = max(len(self._head) - _LONGEST_BORDER + 1, 0)
         return self
 
     def end(self) -> None:

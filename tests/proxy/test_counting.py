@@ -306,7 +306,8 @@ async def test_a14_short_requests_pass_long_prompts(counter: ChainCounter, reade
 
     prose = "Tous les êtres humains naissent libres, 1,234 of them. " * 3_000
     async with rig(answering(plain(PLAIN)), reader=reader, context=100_000_000, capacity=1 << 30) as it:
-        long = [asyncio.create_task(call(it, chat(f"{n} {prose}", max_tokens=1), "long")) for n in range(10)]
+        texts = [prose.replace("libres", f"libres {n} fois") for n in range(10)]  # no part is in two of them
+        long = [asyncio.create_task(call(it, chat(text, max_tokens=1), "long")) for text in texts]
         await eventually(lambda: counter.waiting == 10)
         await asyncio.gather(*(call(it, chat("hi", max_tokens=1), "short") for _ in range(100)))
         assert counter.waiting > 0

@@ -35,6 +35,7 @@ CAPS = ("2048", "none")
 SEEDS = (1, 2, 3)
 QUICK_S, USUAL_S = 20.0, 40.0
 MEASURING_RATE = 20.0  # enough to keep the engine busy while its step times are measured
+MEASURED = ("concurrency=60", "concurrency=20")
 OWN_LIMIT = "engine-queue"  # the engine starts anew for each
 ONCE = (("none", "2048"), ("static", "none"), ("past-future", "none"))
 REPLAYED = ("none", "static", "forecast", "concurrency", "kv-gauge", "past-future", "clairvoyant")
@@ -67,9 +68,10 @@ def arguments() -> argparse.Namespace:
 
 
 def measure(bench: Bench, base: Group) -> Profile:
-    """The step times of the engine as it runs now."""
+    """The step times of the engine as it runs now, from two crowds of different size."""
     if bench.stage.counts_steps:
-        bench.run(replace(base, rate=MEASURING_RATE, cap="2048", seed=0, seconds=QUICK_S), "concurrency=60")
+        for policy in MEASURED:
+            bench.run(replace(base, rate=MEASURING_RATE, cap="2048", seed=0, seconds=QUICK_S), policy)
         return fitted(bench.recorded)
     return PROFILES[PROFILE]
 

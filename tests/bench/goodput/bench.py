@@ -41,7 +41,8 @@ POLICIES = (
 NEIGHBOURS = (0.8, 1.0, 1.25)
 MOST_TRIES = 3
 HELD_S = 240.0
-FAR_TOO_MUCH = 64.0  # requests a second
+FEW, STEPS_OF_RATE = 4.0, 1.25  # requests a second, and how they rise in the search for saturation
+TOO_FEW_OF = 0.7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +114,7 @@ class Bench:
     kept: Path | None = None  # what has been recorded, after each run
     made: int = 0
     recorded: list[Record] = field(default_factory=list)
+    _kept: list[str] = field(default_factory=list)
 
     def run(self, group: Group, policy: str) -> Figures:
         """One policy under a group's load; once more where the machine was too busy to make the load."""
@@ -147,9 +149,14 @@ class Bench:
             found = document(calls, pages, heard)
             self.recorded.append(Record(group, policy, rows, pages, found, told(calls)))
             if self.kept is not None:
-                keep(self.recorded, self.kept)
+                self._keep(self.recorded[-1], self.kept)
         sys.stderr.write(json.dumps({"policy": policy, "rate": group.rate, "cap": group.cap} | found) + "\n")
         return found
+
+    def _keep(self, record: Record, path: Path) -> None:
+        """Write all runs so far."""
+        self._kept.append(json.dumps(asdict(record)))
+        path.write_text(f"[{','.join(self._kept)}]", encoding="utf-8")
 
     def _daemon(self, folder: Path, policy: str, spec: Spec | None, seed: int, *, of_engine: bool) -> Daemon:
         settings = {"POLICY": "none", **self.stage.settings}
@@ -174,11 +181,6 @@ class Bench:
         )  # the engine starts anew for these
         found = {policy: self.run(group, policy) for policy in shuffled}
         return {policy: found[policy] for policy in policies}
-
-
-def keep(records: Sequence[Record], path: Path) -> None:
-    """Write runs for a later calibration."""
-    path.write_text(json.dumps([asdict(record) for record in records]), encoding="utf-8")
 
 
 async def _drive(
@@ -222,8 +224,16 @@ def resolve(policies: Sequence[str], group: Group, profile: Profile) -> list[str
 
 
 def saturation(group: Group, profile: Profile) -> float:
-    """Requests a second that the engine, as simulated, completes when far more come."""
-    scene = scene_of(replace(group, rate=FAR_TOO_MUCH, cap="exact"), profile)
-    run = run_policy(Spec("clairvoyant"), scene)
-    in_time = sum(call.ended_at is not None and call.ended_at <= scene.seconds for call in run.calls)
-    return in_time / scene.seconds
+    """Requests a second that the engine, as simulated, completes when too many come.
+
+    Not far too many: then it would be served who asks for little. The first half fills the engine.
+    """
+    rate = FEW
+    while True:
+        scene = scene_of(replace(group, rate=rate, cap="exact"), profile)
+        ends = [call.ended_at for call in run_policy(Spec("clairvoyant"), scene).calls]
+        half = scene.seconds / 2
+        served = sum(end is not None and half < end <= scene.seconds for end in ends)
+        if served < TOO_FEW_OF * len(ends) / 2:
+            return served / half
+        rate *= STEPS_OF_RATE
