@@ -106,8 +106,6 @@ def test_each_run_tells_how_fast_its_engine_was() -> None:
     assert tell_paces([replace(slow, pages=[])]) is None
 
 
-def test_an_engine_half_as_fast_is_saturated_by_half() -> None:
-    group = Group(rate=0.0, seed=1, cap="2048", workload=BURSTS, seconds=16.0)
-    fast = saturation(group, PROFILES["tiny-cpu"])
-    assert saturation(group, PROFILES["tiny-cpu"].slower(2.0)) == pytest.approx(fast / 2, rel=0.25)
-    assert 8.0 < fast < 16.0
+def test_saturation_is_what_an_engine_serves_when_somewhat_more_come() -> None:
+    group = Group(rate=0.0, seed=1, cap="2048", workload=BURSTS, seconds=1.0)
+    assert 4.0 < saturation(group, PROFILES["tiny-cpu"].slower(2.5)) < 7.0

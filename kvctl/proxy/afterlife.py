@@ -2,9 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 import msgspec
 
@@ -23,6 +24,7 @@ from kvctl.proxy.seams import Backend
 from kvctl.proxy.watching import EngineWatch
 
 log = logs.get("background")
+T = TypeVar("T")
 
 KEPT_WEIGHT = 64 * 1024  # bytes of a conversation's messages, to count exactly what goes on from it
 _STORED = "/v1/responses/"
@@ -36,6 +38,7 @@ class Afterlife:
         self._most = most
         self._clock = clock
         self._leases: set[BackgroundLease] = set()
+        self._coming = 0  # requests that may become such
         self._watches: dict[Backend, EngineWatch] = {}
         self.idle = asyncio.Event()
         self.idle.set()
@@ -48,9 +51,9 @@ class Afterlife:
         """Those whose request is over."""
         return sum(not lease.attended for lease in self._leases)
 
-    def refusal(self, parsed: Parsed, api: Api) -> Answer | None:
+    def refusal(self, api: Api) -> Answer | None:
         """The answer to a request for which there is no room here; None: there is."""
-        if not parsed.background or len(self._leases) < self._most:
+        if len(self._leases) + self._coming < self._most:
             return None
         if self._most:
             return errors.too_many_background(api, self._most)
@@ -60,6 +63,14 @@ class Afterlife:
             "(parameter=background)"
         )
         return errors.bad_request(api, BadRequest(message=message, param="background"))
+
+    async def coming(self, verdict: Awaitable[T]) -> T:
+        """The verdict on one that was not refused: while it is waited for, the request has its place here."""
+        self._coming += 1
+        try:
+            return await verdict
+        finally:
+            self._coming -= 1
 
     def taken(self, lease: LeaseHandle, reading: Reading, headers: Mapping[str, str]) -> BackgroundLease:
         """The lease of a response that may outlive its request, as it is to be used from now on."""

@@ -15,7 +15,7 @@ from kvctl.core.claim import Claim
 from kvctl.core.outcomes import EndReason
 from kvctl.core.unseen import EngineWork
 from kvctl.proxy.bodies import Parsed
-from kvctl.proxy.told import END_OF, Beginning, Told
+from kvctl.proxy.told import END_OF, LONGEST_ID, Beginning, Told
 
 T = TypeVar("T")
 
@@ -117,7 +117,8 @@ class BackgroundLease(LeaseHandle):
     def _told(self, told: Told | None) -> None:
         if told is None:
             return
-        self.told_id(told.id)
+        if len(told.id) <= LONGEST_ID:
+            self.told_id(told.id)
         self._status = told.status
         if told.askable:
             self.begun = told

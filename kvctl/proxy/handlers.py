@@ -155,13 +155,16 @@ class Handler:
     async def _serve(self, exchange: Exchange, plan: Plan, hold: Hold) -> web.StreamResponse:
         """Admit and run; on another engine where the chosen one certainly never got the request."""
         _count_once(self._metrics, plan)
-        first = plan.readings[0].parsed
-        if first.background and (full := self.afterlife.refusal(first, exchange.match.api)) is not None:
-            return exchange.answer(full)
         left: Plan | None = plan
         while left is not None:
             way, reading = self._choose(exchange, left, again=left is not plan)
-            verdict = await self._admit(exchange, way, reading)
+            if reading.parsed.background:
+                full = self.afterlife.refusal(exchange.match.api)
+                if full is not None:
+                    return exchange.answer(full)
+                verdict = await self.afterlife.coming(self._admit(exchange, way, reading))
+            else:
+                verdict = await self._admit(exchange, way, reading)
             if isinstance(verdict, Reject):
                 return exchange.answer(self._refusal(exchange, verdict))
             if reading.parsed.background:

@@ -55,13 +55,13 @@ def peek(body: bytes) -> Peek:
     """A first look at a JSON body. Never raises: of what is no JSON object nothing is known."""
     try:
         seen = _decoder.decode(body)
-    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return Peek(
+            model=_text(_value(seen.model)),
+            previous=_text(_value(seen.previous_response_id)),
+            prefixes=_prefixes(seen),
+        )
+    except (msgspec.MsgspecError, ValueError, RecursionError):  # what was skipped may nest too deep, too
         return _slow_look(body)
-    return Peek(
-        model=_text(_value(seen.model)),
-        previous=_text(_value(seen.previous_response_id)),
-        prefixes=_prefixes(seen),
-    )
 
 
 def _slow_look(body: bytes) -> Peek:

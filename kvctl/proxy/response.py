@@ -272,9 +272,9 @@ class Response:
         self.error = error
         self._parser = None  # it holds this response: a cycle, which only the collector would break
         self._connection.release(self)
+        self._wake()
         if self._sink is not None:
             self._sink.finished(error)
-        self._wake()
 
     # --- the parser's callbacks ---
 

@@ -21,6 +21,8 @@ END_OF = {
     "cancelled": EndReason.CALLER_CANCELLED,
 }
 
+LONGEST_ID = 256
+"""Characters of a name that is remembered."""
 _ASKABLE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,255}")
 _BORDER = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _LONGEST_BORDER = 4

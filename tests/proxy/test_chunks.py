@@ -103,6 +103,9 @@ def test_a_part_of_a_head_keeps_the_parser_in_charge() -> None:
         b"5\r\nhello\r\n0\r\n\r\n",
         b"\r\nhello\r\n",
         b"fffffffff\r\nhello\r\n",
+        b"-5\r\nhello\r\n",
+        b"1\r\na\r\n-6\r\n",
+        b"5\r\nhello\r\n-4\r\n\r\n",
         b"hello",
         b"",
     ],
@@ -112,7 +115,7 @@ def test_what_is_no_plain_whole_chunk_is_left_to_the_parser(data: bytes) -> None
 
 
 sizes = st.sampled_from(
-    [None, None, None, None, b"5", b"05", b"A", b"+5", b"0x5", b"5;a=b", b"ffffffffffffffff1"]
+    [None, None, None, None, b"5", b"05", b"A", b"+5", b"0x5", b"5;a=b", b"-6", b"ffffffffffffffff1"]
 )
 chunks = st.builds(
     chunk, st.sampled_from([b"hello", b"0\r\n\r\n", b"\r\n", b"5\r\nhello\r\n", b"a" * 26]), sizes

@@ -16,8 +16,9 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack
+from itertools import count, islice
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, TypeVar
@@ -37,22 +38,26 @@ CONNECTIONS = 32
 STREAMS, GAP_MS = 64, 10
 RATE = 200.0
 
-CHAT = request(
-    "/v1/chat/completions",
-    json.dumps(
-        {
-            "model": MODEL,
-            "messages": [
-                {"role": "system", "content": "You are a helpful assistant."},
-                {"role": "user", "content": "Name the largest planet, and say in a sentence why it is."},
-            ],
-            "max_tokens": 16,
-        }
-    ).encode(),
-)
-IDS = request(
-    "/v1/completions", json.dumps({"model": MODEL, "prompt": [5, 6, 7] * 8, "max_tokens": 16}).encode()
-)
+
+def chats() -> Iterator[bytes]:
+    """Small chats, no two alike: a proxy that remembers a question gains nothing by it."""
+    system = {"role": "system", "content": "You are a helpful assistant."}
+    for number in count(10_000_000):
+        question = f"Name the planet with the number {number}, and say in a sentence why it is known."
+        messages = [system, {"role": "user", "content": question}]
+        body = {"model": MODEL, "messages": messages, "max_tokens": 16}
+        yield request("/v1/chat/completions", json.dumps(body).encode())
+
+
+def ids() -> Iterator[bytes]:
+    """Prompts of token ids, no two alike."""
+    for number in count(10_000_000):
+        prompt = [int(digit) for digit in str(number)] * 3
+        body = {"model": MODEL, "prompt": prompt, "max_tokens": 16}
+        yield request("/v1/completions", json.dumps(body).encode())
+
+
+CHATS, IDS = chats(), ids()
 
 
 def stream_request(events: int, gap_ms: int) -> bytes:
@@ -78,9 +83,10 @@ class Round:
         self._requests = requests
         self._seconds = seconds
 
-    def cpu_per_request(self, proxy: Child, ask: bytes) -> float:
+    def cpu_per_request(self, proxy: Child, asks: Iterator[bytes]) -> float:
+        sent = list(islice(asks, self._requests))
         before = proxy.cpu_s()
-        answered = run(closed_loop(proxy.port, ask, requests=self._requests, connections=CONNECTIONS))
+        answered = run(closed_loop(proxy.port, sent, connections=CONNECTIONS))
         return (proxy.cpu_s() - before) / len(answered) * 1e6
 
     def cpu_per_event(self, proxy: Child) -> float:
@@ -91,16 +97,17 @@ class Round:
 
     def latencies(self, port: int) -> tuple[float, float]:
         """p50 and p99 in ms."""
-        taken = run(open_loop(port, CHAT, rate=RATE, seconds=self._seconds))
+        sent = list(islice(CHATS, int(RATE * self._seconds)))
+        taken = run(open_loop(port, sent, rate=RATE))
         cuts = quantiles(taken, n=100)
         return cuts[49] * 1000, cuts[98] * 1000
 
     def of(self, proxy: Child, direct: Child) -> dict[str, float]:
-        run(closed_loop(proxy.port, CHAT, requests=200, connections=CONNECTIONS))  # warm
+        run(closed_loop(proxy.port, islice(CHATS, 200), connections=CONNECTIONS))  # warm
         plain = self.latencies(direct.port)
         through = self.latencies(proxy.port)
         return {
-            "cpu_us_per_request": self.cpu_per_request(proxy, CHAT),
+            "cpu_us_per_request": self.cpu_per_request(proxy, CHATS),
             "cpu_us_per_request_relay": self.cpu_per_request(proxy, IDS),
             "cpu_us_per_event": self.cpu_per_event(proxy),
             "added_p50_ms": through[0] - plain[0],
@@ -135,7 +142,7 @@ def compare(peers: list[Peer], folder: Path, measure: Round, rounds: int) -> dic
 def _wait_all(proxies: dict[str, Child]) -> None:
     """Until each of them answers a request: some listen before they know their engine."""
     for name, proxy in proxies.items():
-        _patiently(name, lambda port=proxy.port: run(closed_loop(port, CHAT, requests=1, connections=1)))  # type: ignore[misc]
+        _patiently(name, lambda port=proxy.port: run(closed_loop(port, islice(CHATS, 1), connections=1)))  # type: ignore[misc]
 
 
 def _patiently(name: str, attempt: Callable[[], object]) -> None:

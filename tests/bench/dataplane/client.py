@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import cast
 
 
@@ -71,14 +71,14 @@ def request(path: str, body: bytes) -> bytes:
     return head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
 
-async def closed_loop(port: int, ask: bytes, *, requests: int, connections: int) -> list[float]:
-    """``requests`` answers over ``connections``; seconds of each."""
-    left: Iterator[int] = iter(range(requests))
+async def closed_loop(port: int, asks: Iterable[bytes], *, connections: int) -> list[float]:
+    """An answer to each of ``asks`` over ``connections``; seconds of each."""
+    left = iter(asks)
     taken: list[float] = []
 
     async def work() -> None:
         call = await connect(port)
-        taken.extend([await call.ask(ask) for _ in left])
+        taken.extend([await call.ask(ask) for ask in left])
         call.close()
 
     await asyncio.gather(*(work() for _ in range(connections)))
@@ -94,7 +94,7 @@ async def streams(port: int, ask: bytes, count: int) -> int:
     return sum(call.events for call in calls)
 
 
-async def open_loop(port: int, ask: bytes, *, rate: float, seconds: float) -> list[float]:
+async def open_loop(port: int, asks: Iterable[bytes], *, rate: float) -> list[float]:
     """``rate`` requests a second whatever the answers do; seconds of each.
 
     The loop's own time has milliseconds under uvloop, so the clock is another.
@@ -103,15 +103,15 @@ async def open_loop(port: int, ask: bytes, *, rate: float, seconds: float) -> li
     taken: list[float] = []
     tasks = set()
 
-    async def one() -> None:
+    async def one(ask: bytes) -> None:
         call = pool.pop() if pool else await connect(port)
         taken.append(await call.ask(ask))
         pool.append(call)
 
     started = time.perf_counter()
-    for number in range(int(rate * seconds)):
+    for number, ask in enumerate(asks):
         await asyncio.sleep(max(started + number / rate - time.perf_counter(), 0))
-        task = asyncio.create_task(one())
+        task = asyncio.create_task(one(ask))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
     await asyncio.gather(*tasks)

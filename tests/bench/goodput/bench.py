@@ -41,8 +41,8 @@ POLICIES = (
 NEIGHBOURS = (0.8, 1.0, 1.25)
 MOST_TRIES = 3
 HELD_S = 240.0
-FEW, STEPS_OF_RATE = 4.0, 1.25  # requests a second, and how they rise in the search for saturation
-TOO_FEW_OF = 0.7
+FEW, STEPS_OF_RATE = 4.0, 1.5  # requests a second, and how they rise in the search for saturation
+TOO_FEW_OF, SATURATING_S = 0.8, 40.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,10 +230,10 @@ def saturation(group: Group, profile: Profile) -> float:
     """
     rate = FEW
     while True:
-        scene = scene_of(replace(group, rate=rate, cap="exact"), profile)
+        scene = scene_of(replace(group, rate=rate, cap="exact", seconds=SATURATING_S), profile)
         ends = [call.ended_at for call in run_policy(Spec("clairvoyant"), scene).calls]
         half = scene.seconds / 2
         served = sum(end is not None and half < end <= scene.seconds for end in ends)
         if served < TOO_FEW_OF * len(ends) / 2:
-            return served / half
+            return float(served / half)
         rate *= STEPS_OF_RATE
