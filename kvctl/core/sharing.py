@@ -160,6 +160,7 @@ class Sharing:
             self.newcomers.joined(lease.id, lease.claim, lease.key)
         if not self._ledger.sharing or not lease.claim.prefixes:
             return
+        self._unseen = False  # it may lean on another: whose end is followed
         prefixes = self._ledger.prefixes
         for index, living in enumerate(asked.living):
             if prefixes.holds(lease.id, index):

@@ -10,7 +10,7 @@ def bounded(case: Case, demand: Demand, supply: Supply) -> bool:
     """Whether it fits by what the peak is at most: then nobody looks at curves."""
     asked, key = case.asked, case.key
     peak = demand.most_with(asked, key) + supply.unattributed
-    if not peak <= supply.budget.tokens:  # what is no number fits nowhere
+    if peak > supply.budget.tokens:
         return False
     case.peak, case.bounded, case.cached = peak, True, demand.cached(asked, key)
     return True

@@ -136,30 +136,6 @@ class Carrier:
         self._metrics.fault(_FAULTS.get(type(error), ProxyFault.UPSTREAM_BROKE))
 
 
-class Collected:
-    """A sink that keeps a small answer whole."""
-
-    def __init__(self, most_bytes: int) -> None:
-        self._most = most_bytes
-        self.body = b""
-        self.error: UpstreamError | None = None
-
-    def data(self, data: bytes, framed: bytes = b"") -> None:
-        """More of the body."""
-        del framed
-        if len(self.body) <= self._most:
-            self.body += data
-
-    def finished(self, error: UpstreamError | None) -> None:
-        """The engine's part is over."""
-        self.error = error
-
-    @property
-    def whole(self) -> bool:
-        """Whether all of it is here."""
-        return self.error is None and len(self.body) <= self._most
-
-
 def tell(exchange: Exchange, backend: Backend, model: str) -> None:
     """Headers that say which engine answers, and under which name it knows an aliased model."""
     extra: Headers = [(b"x-kvctl-engine", backend.name.encode("ascii", "replace"))]

@@ -19,6 +19,7 @@ from kvctl.proxy.sniffer import Findings, NoSniffer, Sniffer, sniffer_for
 
 log = logs.get("proxy")
 
+_UNCOUNTED = "an answer is relayed without being counted"
 _ID_WITHIN = 4096  # bytes from the start of an answer
 _RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp_[!#-\[\]-~]{1,200})"')
 
@@ -137,6 +138,7 @@ class Metered(Relayed):
             if tokens:
                 self._lease.progress(tokens)
         except Exception:
+            log.exception(_UNCOUNTED)
             self._read_no_more()
 
     def finished(self, error: UpstreamError | None) -> None:
@@ -146,12 +148,12 @@ class Metered(Relayed):
             try:
                 self._sniffer.end()
             except Exception:
+                log.exception(_UNCOUNTED)
                 self._read_no_more()
         self.close(end_reason(self._sniffer.found, error))
 
     def _read_no_more(self) -> None:
         """A defect of the books must not break the relay, nor keep the lease."""
-        log.exception("an answer is relayed without being counted")
         self._sniffer, self._watch, self.tail = NoSniffer(), None, None
 
     def close(self, reason: EndReason) -> None:

@@ -80,8 +80,6 @@ class Handler:
         own_id, signs = id_of(request, lease_id), self._config.face.headers()
         exchange = Exchange(request, match, lease_id, own_id, self._clock(), self._carrier.origins, signs)
         try:
-            if match.action is Action.GENERATE and not self._tenancy.checks:
-                return await self._generate(exchange)
             return await self._dispatch(exchange)
         except AnswerError as error:
             return exchange.answer(error.answer)
@@ -143,9 +141,7 @@ class Handler:
     async def _generate(self, exchange: Exchange) -> web.StreamResponse:
         with self.intake.hold() as hold:
             request, match = exchange.request, exchange.match
-            body = self.intake.take(request, match.api, hold)
-            if body is None:
-                body = await self.intake.read(request, match.api, hold)
+            body = await self.intake.read(request, match.api, hold)
             plan = await self._planner.plan(request, match, body)
             del body  # ``hold`` lets it go once an engine has it
             if isinstance(plan, BadRequest):
@@ -188,9 +184,7 @@ class Handler:
         raise AssertionError("the last engine's answer is an answer")
 
     def _choose(self, exchange: Exchange, plan: Plan, *, again: bool) -> tuple[Way, Reading]:
-        reading, several = plan.readings[0], self._ways.several
-        if not several and len(reading.backend.lanes) == 1:
-            return Way(reading.backend, reading.backend.lanes[0], ChoiceReason.ONLY), reading
+        several = self._ways.several
         way = self._ways.choose(plan.shapes(), plan.prefixes, rank=plan.rank)
         if several:
             tell(exchange, way.backend, plan.model)

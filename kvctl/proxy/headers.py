@@ -8,11 +8,10 @@ each side has its own.
 from collections.abc import Sequence
 from http import HTTPStatus
 
-from kvctl.proxy.response import Headers
-
+Headers = list[tuple[bytes, bytes]]
 RawHeaders = Sequence[tuple[bytes, bytes]]
 
-_HOP_BY_HOP = frozenset(
+HOP_BY_HOP = frozenset(
     {
         b"connection",
         b"keep-alive",
@@ -25,8 +24,8 @@ _HOP_BY_HOP = frozenset(
         b"upgrade",
     }
 )
-_NOT_UPSTREAM = _HOP_BY_HOP | {b"host", b"content-length", b"expect"}
-_UNFRAMED = _HOP_BY_HOP | {b"content-length"}
+_NOT_UPSTREAM = HOP_BY_HOP | {b"host", b"content-length", b"expect"}
+_UNFRAMED = HOP_BY_HOP | {b"content-length"}
 _NOTABLE = frozenset(
     {
         b"cache-control",
@@ -89,7 +88,7 @@ def for_client(headers: RawHeaders, *, request_id: str, keep_length: bool, event
     ``keep_length``: the body's length was declared and holds. Event streams ask proxies in front not to
     buffer or store them.
     """
-    kept, present = _kept(headers, _HOP_BY_HOP if keep_length else _UNFRAMED)
+    kept, present = _kept(headers, HOP_BY_HOP if keep_length else _UNFRAMED)
     if event_stream and b"x-accel-buffering" not in present:
         kept.append((b"X-Accel-Buffering", b"no"))
     if event_stream and b"cache-control" not in present:

@@ -79,15 +79,15 @@ class Intake:
 
     async def read(self, request: web.BaseRequest, api: Api, hold: Hold) -> bytes:
         """The whole body, kept in ``hold`` too. Raises AnswerError; the rest is then left unread."""
-        body = self.take(request, api, hold)
+        body = self._at_once(request, api, hold)
         if body is None:
             self._charge(request.content_length or 0, api, hold)
             self._invite(request)
             body = hold.body = await self._read_on(request, api, hold)
         return body
 
-    def take(self, request: web.BaseRequest, api: Api, hold: Hold) -> bytes | None:
-        """The body as ``read``, where it came with its head, as most do; None: it has to be waited for."""
+    def _at_once(self, request: web.BaseRequest, api: Api, hold: Hold) -> bytes | None:
+        """The body where it came with its head, as most do; None: it has to be waited for."""
         if not _is_plainly_framed(request):
             self._metrics.fault(ProxyFault.MALFORMED_HTTP)
             raise AnswerError(errors.malformed_http("its Transfer-Encoding is not chunked alone", 501))

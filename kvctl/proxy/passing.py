@@ -11,7 +11,8 @@ from urllib.parse import parse_qs, unquote
 from aiohttp import web
 
 from kvctl.proxy import errors
-from kvctl.proxy.carrying import Carrier, Collected, tell
+from kvctl.proxy.asking import ask
+from kvctl.proxy.carrying import Carrier, tell
 from kvctl.proxy.dispatch import Dispatch
 from kvctl.proxy.errors import Answer
 from kvctl.proxy.exchange import Exchange
@@ -21,7 +22,6 @@ from kvctl.proxy.limits import BadRequest
 from kvctl.proxy.merge import Entry, merged, model_list, one_model
 from kvctl.proxy.peek import peek
 from kvctl.proxy.planning import Planner, as_known
-from kvctl.proxy.response import UpstreamError
 from kvctl.proxy.routes import Action, Match
 from kvctl.proxy.seams import Backend
 
@@ -147,18 +147,8 @@ class Passing:
         lines = for_engine(
             request.raw_headers, peer=request.remote or None, scheme=request.scheme, request_id=exchange.id
         )
-        sink = Collected(most)
-        try:
-            async with asyncio.timeout(_LIST_TIMEOUT_S):
-                response = await backend.upstream.request("GET", path.encode(), lines, None)
-                try:
-                    response.attach(sink)
-                    await response.wait()
-                finally:
-                    response.abort()
-        except (UpstreamError, TimeoutError):
-            return 0, b""
-        return (response.status, sink.body) if sink.whole else (0, b"")
+        target = path.encode()
+        return await ask(backend.upstream, target, lines, most_bytes=most, timeout_s=_LIST_TIMEOUT_S)
 
 
 def _list_answer(exchange: Exchange, entries: list[Entry]) -> Answer:

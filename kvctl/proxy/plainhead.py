@@ -7,7 +7,7 @@ and printable ASCII in their values, one length or chunks alone, and nothing els
 import re
 from typing import NamedTuple
 
-Headers = list[tuple[bytes, bytes]]
+from kvctl.proxy.headers import HOP_BY_HOP, Headers
 
 _HEAD = re.compile(
     rb"HTTP/1\.1 ([2-5]\d\d) ([!-~][ -~]*+)\r\n((?:[!#$%&'*+\-.^_`|~0-9A-Za-z]++: [!-~][ -~]*+\r\n)++)\r\n"
@@ -15,18 +15,14 @@ _HEAD = re.compile(
 _LINE = re.compile(rb"([^:]++): ([^\r]*+)\r\n")
 _BODYLESS = (b"204", b"304")
 _MOST_DIGITS = 15
-_HOP = (
-    *(b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection"),
-    *(b"te", b"trailer", b"upgrade"),
-)
 _LENGTH, _CODING, _TYPE, _ENCODING, _ID, _OF_HOP = range(6)
 _NOTED = {
+    **dict.fromkeys(HOP_BY_HOP, _OF_HOP),
     b"content-length": _LENGTH,
     b"transfer-encoding": _CODING,
     b"content-type": _TYPE,
     b"content-encoding": _ENCODING,
     b"x-request-id": _ID,
-    **dict.fromkeys(_HOP, _OF_HOP),
 }
 
 

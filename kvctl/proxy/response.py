@@ -13,7 +13,8 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from kvctl.proxy.answer_ends import BrokenError, ConnectError, Sink, UpstreamError, UpstreamTimeoutError
 from kvctl.proxy.chunks import payload_of
-from kvctl.proxy.plainhead import Headers, PlainHead, plain_head
+from kvctl.proxy.headers import Headers
+from kvctl.proxy.plainhead import PlainHead, plain_head
 
 __all__ = [
     "BrokenError",

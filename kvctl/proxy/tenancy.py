@@ -55,7 +55,7 @@ class Tenancy:
 
     ``keys`` maps SHA-256 digests to tenants; ``check``: a key that is not among them is refused. ``header``
     names the tenant where callers come through a gateway that sets it; "": nobody does. ``known`` are the
-    tenants of the settings; whoever else is named counts as ``default``. ``checks``: whether it may refuse.
+    tenants of the settings; whoever else is named counts as ``default``.
     """
 
     def __init__(
@@ -65,12 +65,12 @@ class Tenancy:
         self._tenants = {self._blind(digest): tenant for digest, tenant in keys.items()}
         self._known = frozenset(known)
         self._header = header
-        self.checks = check
+        self._check = check
         self._on = bool(keys or header or check or self._known)
 
     def judge(self, request: web.BaseRequest) -> BadRequest | None:
         """Whether the caller may come in at all; None: yes. Browsers ask their preflight without a key."""
-        if not self.checks or request.method == "OPTIONS" or self._by_key(request.headers) is not None:
+        if not self._check or request.method == "OPTIONS" or self._by_key(request.headers) is not None:
             return None
         return UNKNOWN_KEY
 

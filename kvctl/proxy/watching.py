@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from kvctl import logs
 from kvctl.core.outcomes import EndReason
 from kvctl.core.unseen import Unseen
+from kvctl.proxy.asking import ask
 from kvctl.proxy.background import BackgroundLease
 from kvctl.proxy.dialects import Findings, take_usage
 from kvctl.proxy.jsonbody import LARGE
-from kvctl.proxy.response import Headers, UpstreamError
+from kvctl.proxy.response import Headers
 from kvctl.proxy.seams import Backend
 from kvctl.proxy.told import END_OF, LIVES, Told, read_told
 
@@ -54,28 +55,6 @@ class _Watched:
     pause: float = FIRST_LOOK_S
     misses: int = 0
     found: bool = False  # the engine knew it
-
-
-class _Document:
-    """A sink that keeps an answer whole, unless it is too large."""
-
-    def __init__(self) -> None:
-        self._body = bytearray()
-        self._whole = False
-
-    def data(self, data: bytes, framed: bytes = b"") -> None:
-        """More of the body."""
-        del framed
-        if len(self._body) <= MOST_BYTES:
-            self._body += data
-
-    def finished(self, error: UpstreamError | None) -> None:
-        """The engine's part is over."""
-        self._whole = error is None and len(self._body) <= MOST_BYTES
-
-    def taken(self) -> bytes | None:
-        """All of it; None: it broke, or was too large."""
-        return bytes(self._body) if self._whole else None
 
 
 class EngineWatch:
@@ -230,20 +209,10 @@ class EngineWatch:
     async def _ask(self, entry: _Watched, begun: Told) -> tuple[int, bytes]:
         """Status and body; 0: nothing came that can be used. Who was not known asks another server next."""
         headers = [*entry.headers, (b"Connection", b"close")] if entry.misses else entry.headers
-        sink = _Document()
-        try:
-            async with asyncio.timeout(ASK_TIMEOUT_S):
-                upstream = self._backend.upstream
-                response = await upstream.request("GET", _PATH + begun.id.encode(), headers, None)
-                try:
-                    response.attach(sink)
-                    await response.wait()
-                finally:
-                    response.abort()
-        except (UpstreamError, TimeoutError):
-            return 0, b""
-        document = sink.taken()
-        return (0, b"") if document is None else (response.status, document)
+        target = _PATH + begun.id.encode()
+        return await ask(
+            self._backend.upstream, target, headers, most_bytes=MOST_BYTES, timeout_s=ASK_TIMEOUT_S
+        )
 
     def _given_up(self, lease: BackgroundLease, reason: EndReason) -> None:
         sentence = (

@@ -114,5 +114,4 @@ class Recent:
         second = math.floor(self._clock())
         if not self._seconds or self._seconds[-1][0] != second:
             self._seconds.append((second, Counter()))
-        counts = self._seconds[-1][1]
-        counts[word] = counts.get(word, 0) + 1
+        self._seconds[-1][1][word] += 1

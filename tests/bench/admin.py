@@ -218,7 +218,7 @@ async def _window(port: int, seconds: float, path: str | None) -> Window:
     async with asyncio.TaskGroup() as group:
         if path is not None:
             group.create_task(on_call(path, stop, status, change))
-        taken = await open_loop(port, CHAT, rate=RATE, seconds=seconds)
+        taken = await open_loop(port, [CHAT] * int(RATE * seconds), rate=RATE)
         stop.set()
     cuts = quantiles(taken, n=100)
     return Window(cuts[49] * 1000, cuts[98] * 1000, 0, tuple(status), tuple(change))
@@ -253,7 +253,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, float]:
         _, there = stack.enter_context(daemon(folder / "other", behind.port))
         clients = stack.enter_context(crowd(options.clients))
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(closed_loop(port, CHAT, requests=400, connections=16))
+            runner.run(closed_loop(port, [CHAT] * 400, connections=16))
         taken = _windows(options, port, clients, {"rest": None, "elsewhere": there, "here": here})
     here_, seconds = taken["here"], options.pairs * options.seconds
     waits = {name: [ms for each in here_ for ms in getattr(each, name)] for name in ("status", "change")}

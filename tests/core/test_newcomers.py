@@ -5,7 +5,7 @@ from copy import deepcopy
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kvctl.core.case import Case
@@ -118,6 +118,48 @@ def test_with_common_prefixes_the_peak_is_never_above_its_bound(seed: int) -> No
             assert deepcopy(demand).peak(Policy.FORECAST) <= bound * (1.0 + 1e-9)
         if number % traffic.each_tick == 0:
             talk.tick()
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(st.integers(0, 1 << 30))
+@example(67)
+@example(148)
+@example(443)
+def test_whoever_is_leaned_on_may_leave(seed: int) -> None:
+    """A newcomer that was weighed by the curve counts what another holds already; then that one leaves."""
+    rng = random.Random(seed)
+    common, talk = rng.choice([1024, 4096, 8192]), gate_of(Gate, Traffic(0, sharing=True))
+    caps = rng.choice([[64], [512], [2048], [4096], [64, 2048]])
+    system = tuple((at, at) for at in range(64, common + 1, 64))
+    talk.page(capacity_tokens=100 * common)
+
+    def sharing(name: str) -> bool:
+        asked = shape(common + rng.choice([1, 16]), rng.choice(caps))
+        return isinstance(talk.ask(replace(asked, prefixes=(system,)), name), Admit)
+
+    for number in range(rng.choice([0, 0, 30])):
+        talk.ask(shape(10, 2048), f"history-{number}")
+        talk.tokens(f"history-{number}", int(rng.expovariate(1 / 300)) + 1)
+        talk.end(f"history-{number}")
+    leaned_on = [name for name in ("a", "b")[: rng.choice([1, 1, 2])] if sharing(name)]
+    for name in leaned_on:
+        talk.tokens(name, rng.choice([0, 1, 100]))
+    talk.tick()
+    talk.tick()
+    for number in range(rng.choice([0, 1, 3])):
+        talk.ask(shape(rng.choice([16, common // 4]), rng.choice(caps)), f"other-{number}")
+    if rng.random() < 0.5:
+        talk.tick()
+        talk.tick()
+    demand = talk.gate._demand
+    tight = demand.peak(Policy.FORECAST) + rng.choice([0.05, 0.3, 0.8]) * common
+    talk.page(capacity_tokens=int(tight / 0.9) + 64)
+    for name in ("c", "d")[: rng.choice([1, 2])]:
+        sharing(name)
+    for name in leaned_on:
+        talk.end(name)
+        bound = demand.most_with(claim(shape(0, 0), Limits()), KEY)
+        assert deepcopy(demand).peak(Policy.FORECAST) <= bound * (1.0 + 1e-9)
 
 
 def test_a_newcomer_is_weighed_against_the_prefixes_of_now() -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
@@ -370,42 +369,43 @@ def test_a_border_is_found_wherever_it_is_cut(border: bytes) -> None:
 
 # --- the most ----------------------------------------------------------------------------------------
 
+ROOM = GateConfig(
+    capacity_tokens=80, capacity_force=True, ttft_target_s=None, queue=QueueConfig(max_wait_s=600.0)
+)
+
+
+async def filled(it: Rig) -> list[LeaseHandle]:
+    """Leases in whose way all others are; who comes now waits."""
+    it.keeper.handle(Reconfigured(ROOM))
+    held = [await it.keeper.admit(f"first-{number}", shape(8, 8)) for number in range(4)]
+    return [lease for lease in held if isinstance(lease, LeaseHandle)]
+
 
 async def test_those_that_wait_in_the_gates_queue_have_their_places() -> None:
     """Many may be let in at once that all came while there was room."""
-    config = ProxyConfig(background_responses=3)
-    async with rig(Telling(QUEUED), config=config, capacity=32) as it:
-        queue = QueueConfig(max_wait_s=600.0)
-        made = GateConfig(capacity_tokens=32, capacity_force=True, ttft_target_s=None, queue=queue)
-        it.keeper.handle(Reconfigured(made))
-        held = await it.keeper.admit("first", shape(8, 8))
-        assert isinstance(held, LeaseHandle)
-        asked = [asyncio.create_task(it.post(SMALL, PATH)) for _ in range(6)]
-        await eventually(lambda: sum(task.done() for task in asked) == 3)
+    async with rig(Telling(QUEUED), config=ProxyConfig(background_responses=2)) as it:
+        held = await filled(it)
+        asked = [asyncio.create_task(it.post(SMALL, PATH)) for _ in range(4)]
+        await eventually(lambda: sum(task.done() for task in asked) == 2)
         refused = [task.result() for task in asked if task.done()]
         assert all(b"background_responses" in answer for answer in refused)
-        assert len(it.gate._room) == 3
-        it.keeper.handle(Reconfigured(replace(made, capacity_tokens=100_000)))
-        held.end(EndReason.FINISHED)
+        assert (len(held), len(it.gate._room)) == (4, 2)
+        for lease in held:
+            lease.end(EndReason.FINISHED)
         await asyncio.gather(*asked)
-        assert it.proxy.background_responses == 3
+        assert it.proxy.background_responses == 2
         await it.proxy.drain(0.0)
 
 
 async def test_whoever_leaves_the_queue_gives_its_place_back() -> None:
-    config = ProxyConfig(background_responses=1)
-    async with rig(Telling(QUEUED, DONE), config=config, capacity=32) as it:
-        queue = QueueConfig(max_wait_s=600.0)
-        made = GateConfig(capacity_tokens=32, capacity_force=True, ttft_target_s=None, queue=queue)
-        it.keeper.handle(Reconfigured(made))
-        held = await it.keeper.admit("first", shape(8, 8))
-        assert isinstance(held, LeaseHandle)
+    async with rig(Telling(QUEUED, DONE), config=ProxyConfig(background_responses=1)) as it:
+        held = await filled(it)
         wire = await it.client()
         await wire.send(post(SMALL, PATH))
         await eventually(lambda: len(it.gate._room) == 1)
         wire.reset()
         await eventually(lambda: len(it.gate._room) == 0)
-        it.keeper.handle(Reconfigured(replace(made, capacity_tokens=100_000)))
-        assert b" 200 " in await begin(it)
-        held.end(EndReason.FINISHED)
-        await eventually(lambda: len(it.reasons) == 2)
+        for lease in held:
+            lease.end(EndReason.FINISHED)
+        assert b" 200 " in await it.post(SMALL, PATH)
+        await eventually(lambda: len(it.reasons) == len(held) + 1)
