@@ -212,7 +212,8 @@ async def test_sighup_changes_nothing_that_runs(tmp_path: Path) -> None:
             wire.close()
         for _ in range(200):
             assert (await it.post()).startswith(b"HTTP/1.1 200 ")
-        assert len(it.lines()) <= before + 2, it.lines()  # the one line, and a late one of the start
+        written = it.lines()[before:]  # a busy machine may add budget steps, of telemetry that comes late
+        assert len([line for line in written if "budget" not in line and "telemetry" not in line]) <= 2, written
         assert it.process.returncode is None
 
 

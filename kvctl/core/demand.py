@@ -9,7 +9,7 @@ What may be in flight is the supply side; the gate puts the two together.
 from kvctl.core.claim import Claim
 from kvctl.core.events import Ended
 from kvctl.core.forecast import Curve, Forecast
-from kvctl.core.frailty import FORGOTTEN, Frailty, watchable
+from kvctl.core.frailty import FORGOTTEN, Frailty
 from kvctl.core.guards import Guards
 from kvctl.core.ledger import EndedLease, Lease, Ledger
 from kvctl.core.outcomes import EndReason, Policy
@@ -96,8 +96,7 @@ class Demand:
         that far, but no answer of that length.
         """
         lease, reason = record.lease, record.reason
-        if watchable(lease):
-            self.frailty.ended(lease, self._table(lease), finished=reason is EndReason.FINISHED)
+        self.frailty.ended(lease, self._table, finished=reason is EndReason.FINISHED)
         counted = counted or (lease.streaming and lease.first_token_at is not None)
         finished = reason is EndReason.FINISHED and counted
         if finished or record.output_tokens > 0:

@@ -178,7 +178,7 @@ def _nodes_within(left: int) -> int:
 
 
 def at_node(claim: Claim, table: Table, node: int) -> Point:
-    """The curve of a request of one prompt that has shown nothing, at one node."""
+    """A request of one prompt that has shown nothing: its ``curve`` at one node, without drawing the rest."""
     prompt, cap, sequences = claim.prompts[0], claim.outputs[0], claim.n
     last = _nodes_within(cap) - 1
     if node > last:

@@ -49,13 +49,14 @@ class Frailty:
         self._expected *= fade
         self._seen *= fade
         for lease in leases:
-            if watchable(lease):
+            if _watchable(lease):
                 self._watch(lease, table_of(lease))
         self.factor = self._judged()
 
-    def ended(self, lease: Lease, table: Table, *, finished: bool) -> None:
+    def ended(self, lease: Lease, table_of: TableOf, *, finished: bool) -> None:
         """A lease is over: its answer ended by itself, or was cut."""
-        if watchable(lease):
+        if _watchable(lease):
+            table = table_of(lease)
             so_far = self._watch(lease, table)
             if finished and so_far < MOST_HAZARD and not table.to_the_cap:
                 self._seen += 1.0
@@ -85,6 +86,6 @@ class Frailty:
         return max(min(most / self._expected, 1.0), LEAST)
 
 
-def watchable(lease: Lease) -> bool:
+def _watchable(lease: Lease) -> bool:
     """A single answer whose tokens are seen as they come."""
     return lease.streaming and lease.first_token_at is not None and lease.claim.sequences == 1

@@ -37,11 +37,6 @@ def mean_of_cap(cap: int) -> float:
     return min(cap, CAP_MOST) / 4.0
 
 
-def exponential_hazards(mean_tokens: float) -> list[float]:
-    """Hazard of each slot when lengths are exponential with that mean."""
-    return _hazards_of_slots([], 1.0 / mean_tokens)
-
-
 def learned_hazards(finished: Sequence[int], cut: Sequence[int], by_caps: float) -> list[float]:
     """Hazard of each slot as a history shows it, octave by octave.
 

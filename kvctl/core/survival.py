@@ -194,12 +194,8 @@ class LengthHistory:
         """
         return learned_hazards(self.finished, cut, by_caps)
 
-    def hazards(self, prior: Sequence[float], in_flight: Iterable[int]) -> list[float]:
-        """Hazard of each slot: history, present lengths ``in_flight``, and the prior's pseudo-requests."""
-        return self.blended(prior, self.at_risk(in_flight))
-
     def blended(self, prior: Sequence[float], censored: Sequence[int]) -> list[float]:
-        """The same, where it is known already who was ``at_risk`` and no further."""
+        """Hazard of each slot: history, those ``at_risk`` up to now, and the prior's pseudo-requests."""
         beyond = sum(self.finished) + sum(censored)
         prior_alive = PRIOR_WEIGHT
         hazards = []

@@ -13,7 +13,9 @@ from pathlib import Path
 from ssl import SSLContext
 from typing import Any
 
-BACKLOG = 4096
+BACKLOG = 4096  # clients that the kernel keeps until they are accepted
+AT_ONCE = 16
+"""Clients accepted in one round of the loop: those that are too many have a descriptor until they are refused."""
 _UNIX = "unix:"
 _PORTS = 65536
 Protocol = Callable[[], asyncio.Protocol]
@@ -48,8 +50,9 @@ class Listeners:
             serve = loop.create_unix_server if made.family == socket.AF_UNIX else loop.create_server
             patience = None if ssl is None else handshake_timeout
             self._servers.append(
-                await serve(protocol, sock=made, ssl=ssl, backlog=BACKLOG, ssl_handshake_timeout=patience)
+                await serve(protocol, sock=made, ssl=ssl, backlog=AT_ONCE, ssl_handshake_timeout=patience)
             )
+            made.listen(BACKLOG)  # asyncio has one number for both
 
     def close(self) -> None:
         """Accept no more. What waits in the kernel's queue stays there, if another process has the socket."""

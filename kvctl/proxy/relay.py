@@ -138,11 +138,8 @@ class ClientStream:
         self.keep_alive = bool(request.keep_alive) and (bodyless or known or self._chunked)
         self.event_stream = media_type(response.content_type) == b"text/event-stream"
         plain = response.plain
-        if (
-            plain is None
-            or not (known and self.keep_alive and request.version == (1, 1))
-            or self.event_stream
-        ):
+        changed = self.event_stream or not (known and self.keep_alive and request.version == (1, 1))
+        if plain is None or changed:
             self._held = self._head(request_id, keep_length=known)
         else:
             self._held = _as_it_came(plain, request_id)
@@ -245,7 +242,7 @@ class ClientStream:
 
 
 def _as_it_came(head: PlainHead, request_id: str) -> bytes:
-    """A head that keeps all its lines, and has the request's id."""
+    """The head as ``_head`` would write it where all lines stay and only the request's id may be added."""
     own = b"" if head.has_id else b"X-Request-Id: %b\r\n" % request_id.encode("ascii", "replace")
     return b"HTTP/1.1 %d %b\r\n%b%b\r\n" % (head.status, head.reason, head.lines, own)
 

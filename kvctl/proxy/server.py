@@ -31,6 +31,7 @@ _LINGER_S = 2.0  # how long what a refused client still sends is thrown away bef
 _COMPLAINT_S = 10.0
 _HEAR_OUT_S = 1.0  # how long, at the end, those who just connected may take to ask
 _RESERVED = 64  # descriptors that no client may take
+_ADMINS = 16  # one of so many is left to callers of the admin side
 _MANY = 1 << 20
 _QUOTED_MAX = 300  # characters of a malformed request that its sender is shown
 
@@ -81,7 +82,7 @@ class ClientConnection(web.RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         """Bytes came; the first ones behind an answered request begin the next head."""
-        if self.owing_since is None and not self.serving:
+        if data and self.owing_since is None and not self.serving:  # aiohttp says b"" when it reads on
             self.owing_since = time.monotonic()
         super().data_received(data)
 
@@ -209,7 +210,7 @@ def most_connections(descriptors: int) -> int:
     """
     if descriptors == resource.RLIM_INFINITY:
         descriptors = _MANY
-    return (descriptors - min(_RESERVED, descriptors // 2)) // 2
+    return (descriptors - min(_RESERVED + descriptors // _ADMINS, descriptors // 2)) // 2
 
 
 class Proxy:

@@ -44,7 +44,6 @@ CHAT = request(
     "/v1/chat/completions", json.dumps({"model": MODEL, "messages": MESSAGES, "max_tokens": 8}).encode()
 )
 SOCKET_ROUTES = ("status", "status", "queue", "overrides", "decisions?limit=20", "budget", "metrics")
-LOOK = b"GET /v1/status HTTP/1.1\r\nHost: k\r\nConnection: close\r\n\r\n"
 BODY = b'{"value": 0.1, "ttl_s": 60, "reason": "bench"}'
 MOVE = (
     b"PUT /v1/overrides/margin HTTP/1.1\r\nHost: k\r\nConnection: close\r\n"

@@ -1,15 +1,9 @@
 """The scraper against real servers on loopback that misbehave."""
 
 import asyncio
-import contextlib
 import logging
 import socket
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Self
 
 import pytest
 from aiohttp import web
@@ -20,126 +14,19 @@ from kvctl.core.events import EngineDescribed, Scraped, ScrapeFailed
 from kvctl.core.outcomes import SourceFault
 from kvctl.core.telemetry import RankSample
 from kvctl.engines.vllm import VLLM
-
-PAGES = Path(__file__).parent.parent / "conformance" / "pages"
-PAGE = (PAGES / "vllm-0.32-overloaded.prom").read_text()
-PATIENCE_S = 60.0
-Event = Scraped | ScrapeFailed | EngineDescribed
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-def page(*, preempted: int = 404, started: str = "1.79598200909e+09") -> str:
-    changed = PAGE.replace('num_preemptions_total{engine="0",model_name="tiny"} 404.0',
-                           f'num_preemptions_total{{engine="0",model_name="tiny"}} {preempted}')  # fmt: skip
-    return changed.replace(
-        "process_start_time_seconds 1.79598200909e+09", f"process_start_time_seconds {started}"
-    )
-
-
-@dataclass
-class FakeEngine:
-    """Answers /metrics and /v1/models as told, and counts what is asked at once."""
-
-    text: str = PAGE
-    status: int = 200
-    delay_s: float = 0.0
-    models: str = '{"data":[{"id":"tiny","max_model_len":8192}]}'
-    asked: list[str] = field(default_factory=list)
-    headers: list[str | None] = field(default_factory=list)
-    most_at_once: int = 0
-    at_once: int = 0
-
-    async def metrics(self, request: web.Request) -> web.StreamResponse:
-        self.asked.append("metrics")
-        self.headers.append(request.headers.get("Authorization"))
-        self.at_once += 1
-        self.most_at_once = max(self.most_at_once, self.at_once)
-        try:
-            await asyncio.sleep(self.delay_s)
-        finally:
-            self.at_once -= 1
-        return web.Response(text=self.text, status=self.status)
-
-    async def model_list(self, _request: web.Request) -> web.StreamResponse:
-        self.asked.append("models")
-        return web.Response(text=self.models, content_type="application/json")
-
-
-@asynccontextmanager
-async def served(
-    metrics: Handler, models: Handler, host: str = "127.0.0.1", port: int = 0
-) -> AsyncIterator[int]:
-    app = web.Application()
-    app.router.add_get("/metrics", metrics)
-    app.router.add_get("/v1/models", models)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, host, port)
-    await site.start()
-    try:
-        yield runner.addresses[0][1]
-    finally:
-        await runner.cleanup()
-
-
-@asynccontextmanager
-async def raw(answer: bytes | None, *, reset: bool = False) -> AsyncIterator[int]:
-    """Reads a head, sends ``answer`` (None: nothing) and closes, or resets, the connection."""
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
-            await reader.readuntil(b"\r\n\r\n")
-            if answer is not None:
-                writer.write(answer)
-                await writer.drain()
-            if reset:
-                writer.transport.abort()
-            writer.close()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    try:
-        yield server.sockets[0].getsockname()[1]
-    finally:
-        server.close()
-
-
-class Watched:
-    """A scraper and the events that it emitted."""
-
-    def __init__(
-        self, url: str, *, interval_s: float = 0.005, info_interval_s: float = 60.0, timeout_s: float = 5.0,
-        max_bytes: int = 1 << 20, authorization: str | None = None,
-    ) -> None:  # fmt: skip
-        self.events: list[Event] = []
-        poller = Poller(url, timeout_s=timeout_s, max_bytes=max_bytes, authorization=authorization)
-        self.scraper = Scraper(
-            VLLM(), poller, self.events.append, interval_s=interval_s, info_interval_s=info_interval_s
-        )
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.scraper.close()
-
-    def of(self, kind: type[Event]) -> list[Event]:
-        return [event for event in self.events if isinstance(event, kind)]
-
-
-async def until(ready: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not ready():  # noqa: ASYNC110 - what is waited for is a count, not an event
-            await asyncio.sleep(0.002)
-
-
-def url(port: int) -> str:
-    return f"http://127.0.0.1:{port}"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+from tests.control.polled import (
+    PAGE,
+    PAGES,
+    PATIENCE_S,
+    Event,
+    FakeEngine,
+    Watched,
+    free_port,
+    raw,
+    served,
+    until,
+    url,
+)
 
 
 async def fault_of(port: int, **options: float) -> SourceFault | None:
@@ -440,82 +327,3 @@ async def test_page_of_another_engine_is_named(caplog: pytest.LogCaptureFixture)
             await watched.scraper.poll()
         assert watched.scraper.failures == {SourceFault.NO_SERIES: 3}
     assert caplog.text.count("sglang") == 1
-
-
-# --- when the engine is asked for its description ---------------------------------------------------------
-
-
-async def test_description_is_asked_again_until_it_names_a_model() -> None:
-    engine = FakeEngine(models='{"data":[]}')
-    async with (
-        served(engine.metrics, engine.model_list) as port,
-        Watched(url(port), info_interval_s=0.0) as watched,
-    ):
-        await watched.scraper.poll()
-        await watched.scraper.poll()
-        engine.models = '{"data":[{"id":"tiny","max_model_len":8192}]}'
-        for _ in range(3):
-            await watched.scraper.poll()
-        assert engine.asked.count("models") == 3
-        described = [event.info.models for event in watched.events if isinstance(event, EngineDescribed)]
-        assert described == [(), (), ("tiny",)]
-
-
-@pytest.mark.parametrize("models", ["", "[]", "nonsense", "[" * 100_000, '{"data": 7}'])
-async def test_odd_description_is_survived(models: str) -> None:
-    engine = FakeEngine(models=models)
-    async with served(engine.metrics, engine.model_list) as port, Watched(url(port)) as watched:
-        await watched.scraper.poll()
-        assert watched.scraper.fault is None
-        assert all(event.info.models == () for event in watched.events if isinstance(event, EngineDescribed))
-
-
-async def test_description_comes_though_the_page_has_nothing() -> None:
-    engine = FakeEngine(text="")
-    async with served(engine.metrics, engine.model_list) as port, Watched(url(port)) as watched:
-        await watched.scraper.poll()
-        assert [type(event) for event in watched.events] == [ScrapeFailed, EngineDescribed]
-
-
-@pytest.mark.parametrize("after", [page(preempted=3), page(started="1.7959999e+09")])
-async def test_description_is_asked_again_after_a_restart(after: str) -> None:
-    """C16: counters that fall are another process, whose context is read again."""
-    engine = FakeEngine()
-    async with served(engine.metrics, engine.model_list) as port, Watched(url(port)) as watched:
-        await watched.scraper.poll()
-        engine.text = page(preempted=500)
-        await watched.scraper.poll()
-        assert engine.asked.count("models") == 1
-        engine.text = after
-        await watched.scraper.poll()
-        await watched.scraper.poll()
-        assert engine.asked.count("models") == 2
-
-
-async def test_description_is_asked_again_after_the_engine_was_away() -> None:
-    engine, port = FakeEngine(), free_port()
-    async with Watched(url(port)) as watched:
-        await watched.scraper.poll()
-        assert [type(event) for event in watched.events] == [ScrapeFailed]
-        async with served(engine.metrics, engine.model_list, port=port):
-            await watched.scraper.poll()
-            await watched.scraper.poll()
-        assert [type(event) for event in watched.events[1:]] == [Scraped, EngineDescribed, Scraped]
-        await watched.scraper.poll()
-        async with served(engine.metrics, engine.model_list, port=port):
-            await watched.scraper.poll()
-        assert [type(event) for event in watched.events[4:]] == [ScrapeFailed, Scraped, EngineDescribed]
-
-
-async def test_two_processes_that_answer_in_turn_are_named(caplog: pytest.LogCaptureFixture) -> None:
-    """C18: two servers that answer in turn are noticed, told once, and not believed."""
-    engine = FakeEngine()
-    async with served(engine.metrics, engine.model_list) as port, Watched(url(port)) as watched:
-        for turn in range(8):
-            engine.text = page(started="1.7e+09" if turn % 2 else "1.8e+09")
-            await watched.scraper.poll()
-        named = [event.samples[0].unsupported for event in watched.events if isinstance(event, Scraped)]
-    assert named[:3] == [None] * 3
-    assert named[-1] == "two processes with counters of their own answer in turn behind one address"
-    assert caplog.text.count("answer in turn") == 1
-    assert engine.asked.count("models") <= 4

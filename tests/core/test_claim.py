@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvctl.core.claim import Limits, Shape, claim, never_fits, round_up
+from kvctl.core.claim import _RULES, Limits, Shape, claim, never_fits, round_up
 from kvctl.core.outcomes import RejectReason
 from tests.core.conversation import shape
 from tests.effort import examples
@@ -176,6 +176,47 @@ def test_a_claim_covers_what_the_engine_may_hold(
         assert proof.needed_tokens > proof.limit_tokens
         if proof.largest_output > 0:
             assert never_fits(shape(prompts, proof.largest_output, n=n), limits) is None
+
+
+@settings(max_examples=examples(400), deadline=None)
+@given(
+    prompts=st.lists(st.integers(0, 80), min_size=1, max_size=3),
+    outputs=st.tuples(st.none() | st.integers(0, 120), st.none() | st.just(16)),
+    limits=st.builds(
+        Limits,
+        context=st.none() | st.integers(1, 100),
+        max_context=st.none() | st.integers(1, 100),
+        rank_capacity=st.none() | st.integers(1, 100),
+        capacity_exact=st.booleans(),
+        clamps_output=st.booleans(),
+        block=st.sampled_from([1, 16]),
+    ),
+)
+def test_what_is_let_by_in_a_few_comparisons_breaks_no_rule(
+    prompts: list[int], outputs: tuple[int | None, int | None], limits: Limits
+) -> None:
+    request = shape(prompts, outputs[0], default=outputs[1])
+    broken = any(rule(request, limits) is not None for rule in _RULES)
+    assert (never_fits(request, limits) is not None) == broken
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(
+    prompts=st.lists(st.integers(0, 300), min_size=1, max_size=3),
+    n=st.integers(1, 4),
+    capacity=st.integers(1, 2000),
+    block=st.sampled_from([1, 16, 48]),
+)
+def test_without_any_limit_a_request_may_just_fill_the_pool(
+    prompts: list[int], n: int, capacity: int, block: int
+) -> None:
+    output = claim(shape(prompts, None, n=n), Limits(rank_capacity=capacity, block=block)).outputs[0]
+
+    def fits(output: int) -> bool:
+        return n * sum(round_up(prompt + output, block) for prompt in prompts) <= capacity
+
+    assert output == 0 or fits(output)
+    assert not fits(output + 1)
 
 
 def test_a_prompt_that_was_only_bounded_claims_the_context_at_most() -> None:

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from kvctl.core.claim import Claim, Limits, claim, round_up
 from kvctl.core.events import Admit
-from kvctl.core.forecast import RHO, Curve, Forecast, Z, curve, total
+from kvctl.core.forecast import RHO, Curve, Forecast, Z, at_node, curve, total
 from kvctl.core.outcomes import EndReason, Policy
-from kvctl.core.prior import exponential_hazards
 from kvctl.core.supply import GateConfig
 from kvctl.core.survival import STEPS, SurvivalModel, Table, survival_from_hazards
 from tests.core.conversation import PAGE, Conversation, shape
+from tests.core.lengths import exponential_hazards
 from tests.effort import examples
 
 TABLE = Table(survival_from_hazards(exponential_hazards(300.0)))
@@ -80,6 +80,16 @@ def test_the_sum_of_curves_is_the_naive_forecast(
         forecast.remove(str(i))
         assert forecast.peak() == pytest.approx(naive_peak(list(leases.values())), rel=1e-6, abs=1e-3)
         assert leases or forecast.peak() == 0.0
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(requests)
+def test_a_curve_is_at_each_node_what_is_read_there_alone(asked: tuple[int, int, int, int, int]) -> None:
+    prompt, output, _, n, block = asked
+    claimed = claim(shape(prompt, output, n=n), Limits(context=1 << 20, block=block))
+    drawn = curve(claimed, 0, table_for)
+    for node in range(len(drawn.means) + 2):
+        assert at_node(claimed, TABLE, node) == pytest.approx(drawn.point(node), rel=1e-12), node
 
 
 def test_a_few_large_prompts_are_not_forecast_beyond_what_all_of_them_can_hold() -> None:

@@ -5,8 +5,8 @@ import pytest
 from kvctl.core.claim import Claim
 from kvctl.core.frailty import LEAST, Frailty
 from kvctl.core.ledger import Lease
-from kvctl.core.prior import exponential_hazards
 from kvctl.core.survival import TO_THE_CAP, SurvivalModel, Table, survival_from_hazards
+from tests.core.lengths import exponential_hazards
 
 USUAL = Table(survival_from_hazards(exponential_hazards(200.0)))
 PACE = 40.0  # tokens a second
@@ -35,10 +35,10 @@ def served(frailty: Frailty, length: int, seconds: int, table: Table = USUAL, st
             one.output_tokens = min((now - one.admitted_at) * PACE, float(length))
             if one.output_tokens == length:
                 running.remove(one)
-                frailty.ended(one, table, finished=True)
+                frailty.ended(one, lambda _: table, finished=True)
         frailty.tick(running, lambda _: table, now)
     for one in running:
-        frailty.ended(one, table, finished=False)
+        frailty.ended(one, lambda _: table, finished=False)
 
 
 def test_answers_that_end_as_they_should_change_nothing() -> None:
@@ -75,7 +75,7 @@ def test_one_endless_answer_is_no_sign() -> None:
         endless.output_tokens = beat * PACE / 5
         frailty.tick([endless], lambda _: USUAL, beat / 5)
     assert frailty.factor > 0.5
-    frailty.ended(endless, USUAL, finished=True)
+    frailty.ended(endless, lambda _: USUAL, finished=True)
     assert frailty.factor <= 1.0
 
 
@@ -89,7 +89,7 @@ def test_what_shows_no_tokens_is_not_watched() -> None:
     frailty, silent = Frailty(), lease(1, 0.0)
     silent.streaming, silent.output_tokens = False, 3000.0
     frailty.tick([silent], lambda _: USUAL, 1.0)
-    frailty.ended(silent, USUAL, finished=True)
+    frailty.ended(silent, lambda _: USUAL, finished=True)
     assert frailty.factor == 1.0
 
 

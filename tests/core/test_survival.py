@@ -6,7 +6,7 @@ from math import exp, inf
 
 import pytest
 
-from kvctl.core.prior import exponential_hazards, histogram_hazards, merged
+from kvctl.core.prior import histogram_hazards, merged
 from kvctl.core.slots import LONGEST, SLOT_OF, SLOT_STARTS, slot_of
 from kvctl.core.survival import (
     CAPPED_FEWEST,
@@ -21,6 +21,7 @@ from kvctl.core.survival import (
     survival_from_hazards,
 )
 from kvctl.core.telemetry import LengthHistogram
+from tests.core.lengths import exponential_hazards
 
 KEY = ("m", "chat", "")
 
@@ -86,7 +87,8 @@ def test_history_and_prior_are_weighed_twenty_to_the_number_of_answers() -> None
     lengths = [rng.choice([40, 200, 333, 1000, 1000, 3000]) for _ in range(30)]
     for length in lengths:
         history.add(length, finished=True)
-    blended, alone = survival_from_hazards(history.hazards(prior, [])), survival_from_hazards(prior)
+    hazards = history.blended(prior, history.at_risk([]))
+    blended, alone = survival_from_hazards(hazards), survival_from_hazards(prior)
     for slot, start in enumerate(SLOT_STARTS[:200]):
         longer = sum(slot_of(length) >= slot for length in lengths)
         assert blended[slot] == pytest.approx((20 * alone[slot] + longer) / 50, abs=1e-9), start
@@ -227,7 +229,7 @@ def test_survival_never_rises_and_never_reaches_zero() -> None:
 def test_a_history_beyond_all_lengths_leaves_the_tail_to_the_prior() -> None:
     history, prior = LengthHistory(), exponential_hazards(100.0)
     history.add(10, finished=True)
-    hazards = history.hazards(prior, [20])
+    hazards = history.blended(prior, history.at_risk([20]))
     assert hazards[slot_of(10)] > prior[slot_of(10)]
     assert hazards[slot_of(24) :] == prior[slot_of(24) :]
 

@@ -28,6 +28,16 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 
 @pytest.fixture(scope="module")
+def keeping(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """An engine that stores responses, and so can generate them in the background."""
+    log = tmp_path_factory.mktemp("engine") / "log"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_ENABLE_RESPONSES_API_STORE", "1")
+        with Engine(num_gpu_blocks=1000, log=log) as running:
+            yield running
+
+
+@pytest.fixture(scope="module")
 def start_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartDaemon]:
     """Starts daemons. After the module each ledger must be empty, and SIGTERM must end it with 0."""
     running: list[Daemon] = []

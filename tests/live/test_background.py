@@ -3,7 +3,6 @@
 import json
 import time
 import urllib.request
-from collections.abc import Iterator
 
 import pytest
 
@@ -17,15 +16,6 @@ from tests.live.wire import post
 PATH = "/v1/responses"
 OUTSIDE: Body = {"logit_bias": {"99999999": 1.0}}
 """A token that is in no vocabulary: found out when the engine takes the request, after the answer."""
-
-
-@pytest.fixture(scope="module")
-def keeping(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    log = tmp_path_factory.mktemp("engine") / "log"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VLLM_ENABLE_RESPONSES_API_STORE", "1")
-        with Engine(num_gpu_blocks=1000, log=log) as running:
-            yield running
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """An engine that keeps its responses: what goes on from one is counted as the engine counts it."""
 
 import json
-from collections.abc import Iterator
 
 import pytest
 
@@ -24,15 +23,6 @@ TURNS: list[Body] = [
     {"input": "Why?", "tools": [{"type": "function", "name": "f", "description": "d", "parameters": {}}]},
     {"input": "last"},
 ]
-
-
-@pytest.fixture(scope="module")
-def keeping(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    log = tmp_path_factory.mktemp("engine") / "log"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VLLM_ENABLE_RESPONSES_API_STORE", "1")
-        with Engine(num_gpu_blocks=1000, log=log) as running:
-            yield running
 
 
 def _ask(daemon: Daemon, body: Body, *, stream: bool) -> Body:

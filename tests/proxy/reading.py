@@ -23,12 +23,23 @@ def route(form: Form, path: str = "/any", api: Api = Api.OPENAI) -> Route:
     return Route(method="POST", path=path, name=form.value, treatment=Treatment.GENERATE, form=form, api=api)
 
 
-async def shape(reader: Reader, target: Route, body: Json | bytes, sent: str = "application/json") -> Shape:
-    """What the body asks for."""
+CHAT = route(Form.CHAT, "/v1/chat/completions")
+TEXT = route(Form.COMPLETION, "/v1/completions")
+BATCH = route(Form.CHAT_BATCH, "/v1/chat/completions/batch")
+OTHER = route(Form.OTHER, "/v1/messages")
+
+
+async def parsed(reader: Reader, target: Route, body: Json | bytes, sent: str = "application/json") -> Parsed:
+    """All that the body says."""
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
     read = await reader.read(target, {"Content-Type": sent}, raw)
     assert isinstance(read, Parsed), read
-    return read.shape
+    return read
+
+
+async def shape(reader: Reader, target: Route, body: Json | bytes, sent: str = "application/json") -> Shape:
+    """What the body asks for."""
+    return (await parsed(reader, target, body, sent)).shape
 
 
 async def refusal(reader: Reader, target: Route, body: Json | bytes) -> Json:
@@ -38,3 +49,9 @@ async def refusal(reader: Reader, target: Route, body: Json | bytes) -> Json:
     assert isinstance(read, BadRequest), read
     answer: Json = json.loads(bad_request(target.api, read).body)
     return answer
+
+
+async def refused(reader: Reader, target: Route, body: Json | bytes) -> Json:
+    """The error of a route of OpenAI's for a body that is refused."""
+    error: Json = (await refusal(reader, target, body))["error"]
+    return error

@@ -88,6 +88,8 @@ async def test_churn_leaves_no_lease_no_descriptor_no_defect() -> None:
         await asyncio.gather(*(client(it, dice) for _ in range(4)))
         await it.quiet()
         await asyncio.gather(*(client(it, dice) for _ in range(24)))
+        while len(set(it.reasons)) < 4:  # also where all wait too long
+            await client(it, dice)
         await it.quiet()
         await it.upstream.close()
         await eventually(lambda: it.engine.open == 0)
@@ -95,7 +97,6 @@ async def test_churn_leaves_no_lease_no_descriptor_no_defect() -> None:
         assert len(it.ended) == it.seen.admissions
         assert EndReason.CANCELLED not in it.reasons
         assert ProxyFault.DEFECT not in it.seen.faults
-        assert len(set(it.reasons)) >= 4  # the dice did throw faults
 
 
 async def test_descriptors_after_a_whole_life_are_those_before() -> None:

@@ -5,7 +5,20 @@ import asyncio
 import pytest
 
 from kvctl.core.outcomes import EndReason
-from tests.proxy.harness import LAST, PLAIN, Wire, chunk, rig
+from kvctl.proxy import sniffer
+from tests.proxy.harness import (
+    CHAT,
+    LAST,
+    PLAIN,
+    STREAM,
+    STREAM_HEAD,
+    Wire,
+    answering,
+    chunk,
+    event,
+    plain,
+    rig,
+)
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
 LENGTH = b"content-length: %d\r\n" % len(PLAIN)
@@ -47,3 +60,47 @@ async def test_an_answer_that_cannot_be_passed_on_truthfully_is_a_502(data: byte
         await it.quiet()
         assert it.reasons == [EndReason.ENGINE_ERROR]
         assert it.upstream.connections == 0
+
+
+DEPTH = 20_000
+NEST = b"[" * DEPTH + b"]" * DEPTH
+READABLE_NO_MORE = {
+    "an answer that nests past all bounds": plain(b'{"choices":[],"x":' + NEST + b"}"),
+    "text that is none": plain(b'{"choices":[{"finish_reason":"stop"}],"x":"\xff"}'),
+    "an event that nests past all bounds": (
+        STREAM_HEAD + chunk(event("a") + b'data: {"x":' + NEST + b"}\n\n" + event("b", "stop")) + LAST
+    ),
+    "a token of an event with text that is none": (
+        STREAM_HEAD + chunk(event("a") + b'data: {"type":"x","y":"\xff"}\n\n' + event("b", "stop")) + LAST
+    ),
+}
+
+
+@pytest.mark.parametrize("data", READABLE_NO_MORE.values(), ids=READABLE_NO_MORE)
+async def test_what_cannot_be_read_is_passed_on_and_ends(
+    data: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with rig(answering(data)) as it:
+        answer = await it.post(CHAT)
+        assert answer.partition(b"\r\n\r\n")[2] == data.partition(b"\r\n\r\n")[2]
+        await it.quiet()
+        assert it.reasons == [EndReason.FINISHED]
+        assert not caplog.records
+        if data.startswith(STREAM_HEAD):
+            assert it.ended[0].record.output_tokens == 2
+
+
+async def test_a_defect_of_the_books_keeps_no_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer is passed on and over, whatever reads along."""
+
+    def fails(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(sniffer, "read_answer", fails)
+    monkeypatch.setattr(sniffer.StreamSniffer, "end", fails)
+    for data in (plain(PLAIN), STREAM_HEAD + chunk(STREAM) + LAST):
+        async with rig(answering(data)) as it:
+            answer = await it.post(CHAT)
+            assert answer.partition(b"\r\n\r\n")[2] == data.partition(b"\r\n\r\n")[2]
+            await it.quiet()
+            assert it.reasons == [EndReason.FINISHED]

@@ -61,6 +61,12 @@ def test_a_look_at_anything_never_fails(body: bytes) -> None:
     renamed(body, "m")
 
 
+def test_a_look_at_any_depth_never_fails() -> None:
+    """What may be skipped at a depth may be too deep to be built."""
+    for depth in range(850, 1050):
+        peek(b'{"model":' + b"[" * depth + b"]" * depth + b"}")
+
+
 @pytest.mark.parametrize("body", [b'{"model":"m","x":NaN}', '{"model":"m"}'.encode("utf-16")])
 def test_what_only_pythons_parser_takes_has_its_model_too(body: bytes) -> None:
     assert peek(body).model == "m"

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import resource
+import socket
 import ssl
 import time
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from aiohttp import web
 
 from kvctl.core.outcomes import Policy, ProxyFault, RejectReason
-from kvctl.proxy.listening import split_listen
+from kvctl.proxy.listening import AT_ONCE, Listeners, split_listen
 from kvctl.proxy.relay import Written
 from kvctl.proxy.seams import ProxyConfig
 from kvctl.proxy.server import ClientServer, most_connections
@@ -124,7 +125,29 @@ async def test_descriptors_are_left_for_telemetry_and_admin(monkeypatch: pytest.
         assert (await it.post(CHAT)).startswith(b"HTTP/1.1 200 ")
 
 
-@pytest.mark.parametrize(("descriptors", "most"), [(64, 16), (1024, 480), (65536, 32736), (-1, 524256)])
+async def test_a_burst_of_clients_is_accepted_a_few_at_a_time() -> None:
+    """Each has a descriptor until it is counted: thousands at once would leave none to anybody."""
+    protocols = [0]
+
+    def protocol() -> asyncio.Protocol:
+        protocols[0] += 1
+        return asyncio.Protocol()
+
+    listeners = Listeners()
+    await listeners.open("127.0.0.1:0", protocol)
+    clients = [socket.create_connection(listeners.sockets[0].getsockname()) for _ in range(100)]
+    before = 0
+    while protocols[0] < len(clients):
+        await asyncio.sleep(0)
+        assert protocols[0] - before <= AT_ONCE
+        before = protocols[0]
+    listeners.close()
+    for client in clients:
+        client.close()
+    await listeners.wait_closed()
+
+
+@pytest.mark.parametrize(("descriptors", "most"), [(64, 16), (1024, 448), (65536, 30688), (-1, 491488)])
 def test_clients_take_two_descriptors_each(descriptors: int, most: int) -> None:
     assert most_connections(descriptors) == most
 
