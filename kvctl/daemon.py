@@ -154,15 +154,13 @@ class Daemon:
 
     def _make_unit(self, name: str, settings: Settings, counter: ChainCounter) -> Unit:
         named = name if len(engine_settings(self._settings)) > 1 else None
+        counts = self._metrics.gate(name)
         return Unit(
             name,
             settings,
             counter,
             clock=self._clock,
-            observers=[
-                *tellers(named),
-                *((count, (kind,)) for kind, count in self._metrics.gate(name).by_kind.items()),
-            ],
+            observers=[*tellers(named), (counts.take, counts.kinds)],
             on_gate=partial(self._watch, name),
             on_retry=partial(self._reports.fault, ProxyFault.UPSTREAM_RETRIED),
             card=partial(self.cards.smallest, name),

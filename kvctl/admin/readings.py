@@ -9,6 +9,7 @@ from kvctl.admin import documents
 from kvctl.admin.answers import ApiError, OfNow, SharedPage, number, switch
 from kvctl.admin.desk import Desk
 from kvctl.admin.levels import LogLevels
+from kvctl.admin.pace import Pace
 from kvctl.admin.port import AdminPort, DaemonStatus
 from kvctl.admin.stream import stream
 from kvctl.admin.turns import ASKED_AT
@@ -26,11 +27,12 @@ MOST_TOKENS = 10**9
 class Readings:
     """Documents of the moment."""
 
-    def __init__(self, port: AdminPort, desk: Desk, journal: Journal, levels: LogLevels) -> None:
+    def __init__(self, port: AdminPort, desk: Desk, journal: Journal, levels: LogLevels, pace: Pace) -> None:
         self._port = port
         self._desk = desk
         self._journal = journal
         self._levels = levels
+        self._pace = pace
         self._state = OfNow(port.status)
         self._page = SharedPage(port.metrics)
 
@@ -102,8 +104,9 @@ class Readings:
         asked = request.match_info["id"]
         found = self._journal.find(asked)
         if found is None:
-            message = f"{asked!r:.80} is not among the last {len(self._journal.ring)} decisions"
-            raise ApiError(404, "unknown_request", f"{message}; decision_log_file keeps more of them")
+            found = await self._journal.find_written(asked, self._pace.in_thread)
+        if found is None:
+            raise ApiError(404, "unknown_request", self._journal.missing(asked))
         return _json(found)
 
     async def _outlook(self, request: web.Request) -> web.Response:

@@ -30,7 +30,7 @@ class AdminApi:
         self.levels = LogLevels(lambda: port.settings().log_level, lambda: port.settings().override_ttl_max)
         self._callers = Callers()
         self._pace = pace
-        self._readings = Readings(port, desk, journal, self.levels)
+        self._readings = Readings(port, desk, journal, self.levels, pace)
         self._changes = Changes(port, desk, journal, self.levels, callers=self._callers, pace=pace)
 
     def close(self) -> None:

@@ -53,7 +53,7 @@ def line(happening: Mapping[str, Any]) -> str:
 def _decision(it: Mapping[str, Any]) -> str:
     size = f"{it['prompt_tokens']:,}+{'?' if it['allowed_output'] is None else it['allowed_output']} tokens"
     if it["reason"] is None:
-        return f"{paint('admit ', fg='green')}  {it['id']}  {size}  headroom {_n(it['headroom_tokens'])}"
+        return f"{paint('admit ', fg='green')}  {it['id']}  {size}  leaves {_n(it['headroom_tokens'])}"
     word = "shadow" if it["shadow"] else "refuse"
     later = "" if it["retry_after_s"] is None else f"  retry after {it['retry_after_s']:g} s"
     return f"{paint(word, fg='red')}  {it['id']}  {size}  {it['reason']}{later}"

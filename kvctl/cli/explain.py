@@ -24,6 +24,10 @@ _REASONS = {
     "queue_ahead": "it would delay one that waits before it",
     "queue_deadline": "it waited, and its start did not come in time",
     "tenant_share": "the room is owed to tenants below their share",
+    "tenant_tokens_in_flight": "its tenant holds as many KV tokens as it may",
+    "tenant_requests_per_minute": "its tenant has sent as many requests this minute as it may",
+    "tenant_tokens_per_minute": "its tenant has asked for as many tokens this minute as it may",
+    "background_responses": "as many are generated in the background as may be at once",
 }
 
 
@@ -126,8 +130,7 @@ def _verdict(it: Document) -> Iterator[str]:
             f"{count(it['budget_tokens'])}"
         )
         yield f"        ({_budget(it)}; {count(it['leases'])} in flight)"
-        if it["needed_tokens"] is not None:
-            yield f"        by itself it needed up to {count(it['needed_tokens'])}, {_free(it)} free"
+        yield from _room(it)
     if it["starts_in_s"] is not None:
         yield f"waits   its start is foreseen {span(it['starts_in_s'])} after it came"
     if it["waited_s"] > 0:
@@ -139,9 +142,21 @@ def _at_most(it: Document) -> str:
     return "at most " if it.get("forecast_bounded") else ""
 
 
-def _free(it: Document) -> str:
-    headroom = it["headroom_tokens"]
-    return "none was" if headroom is not None and headroom <= 0 else f"{count(headroom)} were"
+def _at_least(it: Document) -> str:
+    return "at least " if it.get("forecast_bounded") else ""
+
+
+def _room(it: Document) -> Iterator[str]:
+    """What was free without it, as the caller was told, and what is left of that with it."""
+    left, needed, free = it["headroom_tokens"], it["needed_tokens"], it.get("free_tokens")
+    short = f"short by {count(-left)}" if left < 0 else f"{_at_least(it)}{count(left)} left"
+    if needed is None:
+        yield f"        {short} with it"
+    elif free is None:
+        yield f"        by itself it needed up to {count(needed)}; {short} with it"
+    else:
+        were = "none was" if free == 0 else f"{count(free)} were"
+        yield f"        by itself it needed up to {count(needed)}, {were} free; {short} with it"
 
 
 def _budget(it: Document) -> str:

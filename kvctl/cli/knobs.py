@@ -21,7 +21,7 @@ from kvctl.cli.common import (
     talks_to_daemon,
     yes_option,
 )
-from kvctl.cli.spans import for_option, reason_option
+from kvctl.cli.spans import for_option
 from kvctl.cli.terminal import shown
 
 ALL_ENGINES = "*"  # of drains: whatever engines there are
@@ -40,7 +40,7 @@ _revision_option = click.option(
 @click.argument("knob")
 @click.argument("value")
 @for_option("How long; then the setting is back.")
-@reason_option
+@click.option("--reason", help="Why; it is kept in the audit log. Needed, but for --dry-run.")
 @_revision_option
 @click.option(
     "--dry-run", is_flag=True, help="Change nothing: show before and after, and the last 5 minutes."
@@ -53,7 +53,7 @@ def set_knob(
     knob: str,
     value: str,
     ttl: float,
-    reason: str,
+    reason: str | None,
     if_match: int | None,
     dry_run: bool,
     yes: bool,
@@ -67,7 +67,9 @@ def set_knob(
 
     Example: kvctl set margin 12% --for 30m --reason "preemptions since 02:10"
     """
-    body = {"value": value, "ttl_s": ttl, "reason": reason}
+    if reason is None and not dry_run:
+        raise click.UsageError("Missing option '--reason': why it is changed.")
+    body = {"value": value, "ttl_s": ttl} | ({} if reason is None else {"reason": reason})
     route = f"/v1/overrides/{quote(knob, safe='')}"
     with daemon(socket, timeout) as client:
         if dry_run:

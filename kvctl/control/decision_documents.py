@@ -10,8 +10,9 @@ from typing import Any
 
 import msgspec
 
-from kvctl.core.decisions import DecisionRecord, EndRecord, Entry, Story
+from kvctl.core.decisions import Asked, DecisionRecord, EndRecord, Entry, Scales, Story
 from kvctl.core.hindsight import remedies
+from kvctl.core.outcomes import Decision, EngineState, Policy, Pressure, RejectReason
 
 Document = dict[str, Any]
 VERSION = 1
@@ -45,6 +46,7 @@ def decision(record: DecisionRecord, wall: float) -> Document:
         "stream": asked.stream,
         "claim_tokens": record.claim_tokens,
         "needed_tokens": record.needed_tokens,
+        "free_tokens": record.free_tokens,
         "forecast_tokens": None if record.forecast_tokens is None else round(record.forecast_tokens),
         "forecast_bounded": record.forecast_bounded,
         "headroom_tokens": record.headroom_tokens,
@@ -99,6 +101,53 @@ def story(told: Story, wall_offset: float) -> Document:
         shown = end(told.end, told.end.at + wall_offset)
         over = {key: shown[key] for key in _END_KEYS}
     return {**made, "ended": over, "remedies": remedies(told.decision)}
+
+
+def story_of_lines(line: Mapping[str, Any], ended: Mapping[str, Any] | None) -> Document:
+    """The same by lines of the file. Raises KeyError, TypeError or ValueError where they are not such."""
+    shown = {"free_tokens": None, "forecast_bounded": False, **line}
+    del shown["v"], shown["type"]
+    over = None if ended is None else {key: ended[key] for key in _END_KEYS}
+    return {**shown, "ended": over, "remedies": remedies(_record(shown))}
+
+
+def _record(line: Mapping[str, Any]) -> DecisionRecord:
+    """What a decision's line was made of, as far as its remedies depend on it."""
+    term, reason = line["pressure_term"], line["reason"]
+    return DecisionRecord(
+        at=line["at"],
+        engine=line["engine"],
+        asked=Asked(
+            lease_id=line["lease"],
+            request_id=line["id"],
+            route=line["route"],
+            model=line["model"],
+            tenant=line["tenant"],
+            prompts=tuple(line["prompts"]),
+            n=line["n"],
+            asked_output=line["asked_output"],
+            exact=line["exact"],
+            stream=line["stream"],
+        ),
+        scales=Scales(
+            state=EngineState(line["state"]),
+            policy=Policy(line["policy"]),
+            draining=line["draining"],
+            capacity_tokens=line["capacity_tokens"],
+            budget_tokens=line["budget_tokens"],
+            margin_ratio=line["margin_ratio"],
+            pressure_ratio=line["pressure_ratio"],
+            pressure_term=None if term is None else Pressure(term),
+            leases=line["leases"],
+        ),
+        decision=Decision(line["decision"]),
+        reason=None if reason is None else RejectReason(reason),
+        allowed_output=line["allowed_output"],
+        needed_tokens=line["needed_tokens"],
+        forecast_tokens=line["forecast_tokens"],
+        limit_tokens=line["limit_tokens"],
+        largest_output=line["largest_output"],
+    )
 
 
 def encoded(document: Mapping[str, Any] | list[Document]) -> bytes:

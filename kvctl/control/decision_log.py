@@ -164,6 +164,7 @@ def _refused(
         reason=command.reason,
         retry_after_s=command.retry_after_s,
         needed_tokens=command.needed_tokens,
+        free_tokens=command.headroom_tokens,
         forecast_tokens=command.forecast_tokens,
         limit_tokens=command.limit_tokens,
         largest_output=command.largest_output,

@@ -198,6 +198,13 @@ class Gatekeeper:
             self.settle()
         return commands
 
+    def refuse(self, event: Arrived, verdict: Reject) -> None:
+        """A request is refused before the gate saw it: counted and recorded like the gate's own refusals."""
+        self._late.append((event, [verdict], self.clock(), self.gate.moment()))
+        self._tell([verdict])
+        if self.hurry or len(self._late) >= _WRITTEN_LATE:
+            self.settle()
+
     def _tell(self, commands: list[Command]) -> None:
         for command in commands:
             kind = type(command)

@@ -5,13 +5,14 @@ gatekeeper --events, commands--> recorder --> ring, file
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 from weakref import WeakSet
 
 from kvctl.control import decision_documents as documents
-from kvctl.control.decision_file import DecisionFile
+from kvctl.control.decision_file import KEPT, DecisionFile
 from kvctl.control.decision_log import DecisionRecorder
+from kvctl.control.decision_search import FARTHEST, search
 from kvctl.control.gatekeeper import Gatekeeper
 from kvctl.control.hub import Hub
 from kvctl.core.decisions import DecisionRecord, Entry, Ring, Story
@@ -89,6 +90,20 @@ class Journal:
         self.settle()
         story = self.ring.find(some_id)
         return None if story is None else self.document(story)
+
+    async def find_written(
+        self, some_id: str, in_thread: Callable[[Callable[[], Document | None]], Awaitable[Document | None]]
+    ) -> Document | None:
+        """The same in the decision log's file; None: there is none, or it is not near its end either."""
+        file = self.file
+        return None if file is None else await in_thread(lambda: search(file.path, KEPT, some_id))
+
+    def missing(self, some_id: str) -> str:
+        """What is said of one that was found nowhere."""
+        where = f"{some_id!r:.80} is not among the last {len(self.ring)} decisions"
+        if self.file is None:
+            return f"{where}, and decision_log_file, which would keep more of them, is not set"
+        return f"{where}, nor in the last {FARTHEST >> 20} MiB of decision_log_file ({self.file.path})"
 
     async def select(self, most: int, *, refused: bool = False) -> list[Story]:
         """Up to ``most`` of the last decisions, the latest last; ``refused``: of those alone."""

@@ -70,6 +70,7 @@ class DecisionRecord:
     claim_tokens: int | None = None  # None: it was refused before it was weighed
     allowed_output: int | None = None  # of the longest sequence; None: not weighed
     needed_tokens: int | None = None  # of a refused one by itself
+    free_tokens: int | None = None  # of one refused for want of room: what was left of the budget, without it
     forecast_tokens: float | None = None  # forecast peak with it
     forecast_bounded: bool = False  # that is the most that it can be: it was let in without a closer look
     limit_tokens: int | None = None  # of a request that can never fit

@@ -136,8 +136,6 @@ def curve(
     ``shared`` tokens of each prompt, in whole blocks, are counted elsewhere.
     """
     outputs, shown, whole = claim.outputs, output_per_sequence, claim.prompts
-    if len(outputs) == 1 and claim.n == 1 and shared is None:
-        return _of_one(whole[0], outputs[0], shown, claim.block, table_for(outputs[0]))
     own = whole if shared is None else [p - other for p, other in zip(whole, shared, strict=True)]
     if len(outputs) == 1:
         held = _blocks_held(own[0], outputs[0], shown, claim.block)
@@ -148,18 +146,6 @@ def curve(
         mean = _mean_held(prompts, cap, shown, claim.block)
         parts.append(_scaled(mean, cap - shown, table_for(cap), shown, claim.n * len(prompts)))
     return total(parts)
-
-
-def _of_one(prompt: int, cap: int, shown: int, block: int, table: Table) -> Curve:
-    """The curve of a single sequence. Nearly all are, and a tick draws every lease: written out."""
-    made = min(shown, cap)
-    nodes = bisect_left(STEPS, cap - shown) or 1
-    whole, over = divmod(prompt + made, block)
-    held = list(map((whole * block).__add__, _rounded_ends(block, over)[:nodes]))
-    held[-1] = -(-(prompt + cap) // block) * block
-    alive, spread = table.ahead(made, nodes)
-    spreads = list(map(mul, spread, held))
-    return Curve(list(map(mul, alive, held)), spreads, list(map(mul, spreads, spreads)), held)
 
 
 def _scaled(held: list[float] | list[int], left: int, table: Table, shown: int, sequences: int) -> Curve:

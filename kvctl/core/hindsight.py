@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kvctl.core.decisions import DecisionRecord, Scales, Story
-from kvctl.core.outcomes import Decision, Limit, Policy, RejectReason
+from kvctl.core.outcomes import TENANT_LIMITS, Decision, Limit, Policy, RejectReason
 
 USUAL_HOLD_S = 10.0  # where no request ended in the stretch that is looked at
 
@@ -62,6 +62,26 @@ def _slots(record: DecisionRecord) -> Iterator[str]:  # noqa: ARG001 - one signa
     yield "a free sequence slot: one request to end, or a larger --max-num-seqs of the engine"
 
 
+def _turn(record: DecisionRecord) -> Iterator[str]:  # noqa: ARG001 - one signature
+    yield "fewer that wait before it, or a higher priority"
+    yield "a longer queue_max_wait, or more room"
+
+
+def _share(record: DecisionRecord) -> Iterator[str]:
+    yield "less in flight of its tenant, or a larger weight of it"
+    yield f"more room: the budget was {record.scales.budget_tokens:,} KV tokens"
+
+
+def _quota(record: DecisionRecord) -> Iterator[str]:
+    limit = str(record.reason).removeprefix("tenant_")
+    yield f"a larger {limit} of its tenant (settings, [[tenants]]), or less of the tenant's own before it"
+
+
+def _background(record: DecisionRecord) -> Iterator[str]:  # noqa: ARG001 - one signature
+    yield "an end of one that is generated in the background, or the same request without background"
+    yield "a larger background_responses"
+
+
 def _never(record: DecisionRecord) -> Iterator[str]:
     if record.largest_output:
         yield f"max_tokens of at most {record.largest_output:,}"
@@ -82,6 +102,11 @@ _ADVICE: dict[RejectReason, Advice] = {
     RejectReason.PREFILL_BACKLOG: _prefill,
     RejectReason.DECODE_CONCURRENCY: _decode,
     RejectReason.SEQUENCE_SLOTS: _slots,
+    RejectReason.QUEUE_AHEAD: _turn,
+    RejectReason.QUEUE_DEADLINE: _turn,
+    RejectReason.TENANT_SHARE: _share,
+    **dict.fromkeys(TENANT_LIMITS, _quota),
+    RejectReason.BACKGROUND_RESPONSES: _background,
     RejectReason.CONTEXT: _never,
     RejectReason.MAX_CONTEXT: _never,
     RejectReason.CAPACITY: _never,

@@ -36,6 +36,7 @@ class RejectReason(StrEnum):
     TENANT_TOKENS_IN_FLIGHT = "tenant_tokens_in_flight"  # the tenant's own limits
     TENANT_REQUESTS_PER_MINUTE = "tenant_requests_per_minute"
     TENANT_TOKENS_PER_MINUTE = "tenant_tokens_per_minute"
+    BACKGROUND_RESPONSES = "background_responses"  # as many are generated in the background as may be
     # unavailable
     ENGINE_STARTING = "engine_starting"  # the engine was never seen since kvctl started
     ENGINE_UNREACHABLE = "engine_unreachable"
@@ -60,6 +61,7 @@ DECISION_OF: dict[RejectReason, Decision] = {
     RejectReason.TENANT_TOKENS_IN_FLIGHT: Decision.REJECT_LATER,
     RejectReason.TENANT_REQUESTS_PER_MINUTE: Decision.REJECT_LATER,
     RejectReason.TENANT_TOKENS_PER_MINUTE: Decision.REJECT_LATER,
+    RejectReason.BACKGROUND_RESPONSES: Decision.REJECT_LATER,
     RejectReason.ENGINE_STARTING: Decision.UNAVAILABLE,
     RejectReason.ENGINE_UNREACHABLE: Decision.UNAVAILABLE,
     RejectReason.ENGINE_ASLEEP: Decision.UNAVAILABLE,

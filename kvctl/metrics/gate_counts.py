@@ -24,7 +24,7 @@ _ENDED_BY_ITSELF = frozenset({EndReason.FINISHED, EndReason.CAPPED})
 
 
 class GateCounts:
-    """One engine's. ``by_kind`` has what takes a command of each kind that is counted."""
+    """One engine's. ``kinds`` of commands are counted."""
 
     def __init__(
         self, engine: str, counters: Mapping[str, Counter], histograms: Mapping[str, Histogram]
@@ -38,7 +38,7 @@ class GateCounts:
         self._lease_seconds = histograms["kvctl_lease_seconds"].observer(engine)
         self._output_tokens = histograms["kvctl_output_tokens"].observer(engine)
         self._claim_error = histograms["kvctl_claim_error_ratio"].observer(engine)
-        self.by_kind: Mapping[type[Command], Callable[[Any], None]] = {
+        self._counts: Mapping[type[Command], Callable[[Any], None]] = {
             Admit: self._admitted,
             Queued: self._queued,
             LeftQueue: lambda command: self._waited(command.priority, command.waited_s),
@@ -48,10 +48,11 @@ class GateCounts:
             StateChanged: self._state_changed,
             EngineRestarted: lambda _: counters["kvctl_engine_restarts_total"].add(engine),
         }
+        self.kinds = tuple(self._counts)
 
     def take(self, command: Command) -> None:
         """Count a command of any kind."""
-        count = self.by_kind.get(type(command))
+        count = self._counts.get(type(command))
         if count is not None:  # a note has its line in the log
             count(command)
 

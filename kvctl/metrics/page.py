@@ -12,7 +12,6 @@ from itertools import islice
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 
-from kvctl.core.events import Command
 from kvctl.core.outcomes import ChoiceReason, ProxyFault, SourceFault
 from kvctl.core.overrides import Override
 from kvctl.core.status import GateStatus
@@ -140,10 +139,6 @@ class Metrics:
         for instrument in self._instruments():
             if "engine" in instrument.spec.labels:
                 instrument.present(engine)
-
-    def observe(self, engine: str, command: Command) -> None:
-        """Count a command of the engine's gate."""
-        self.gate(engine).take(command)
 
     def gate(self, engine: str) -> GateCounts:
         """What counts the commands of the engine's gate."""

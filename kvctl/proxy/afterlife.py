@@ -11,7 +11,10 @@ import msgspec
 
 from kvctl import logs
 from kvctl.control.gatekeeper import LeaseHandle
-from kvctl.core.outcomes import EndReason
+from kvctl.core.claim import Shape
+from kvctl.core.events import Reject
+from kvctl.core.outcomes import EndReason, RejectReason
+from kvctl.core.retry import RetryHints
 from kvctl.engines.base import Api
 from kvctl.proxy import errors
 from kvctl.proxy.background import BackgroundLease, Course
@@ -32,11 +35,15 @@ _CANCEL = "/cancel"
 
 
 class Afterlife:
-    """``most``: responses at once, 0: none. ``clock`` gives monotonic seconds."""
+    """``most``: responses at once, 0: none. ``clock`` gives monotonic seconds.
 
-    def __init__(self, most: int, clock: Callable[[], float]) -> None:
+    ``retry_after_max``: seconds, the longest that callers are told to wait for a place.
+    """
+
+    def __init__(self, most: int, clock: Callable[[], float], retry_after_max: float) -> None:
         self._most = most
         self._clock = clock
+        self._retry = RetryHints(longest_s=retry_after_max)
         self._leases: set[BackgroundLease] = set()
         self._coming = 0  # requests that may become such
         self._watches: dict[Backend, EngineWatch] = {}
@@ -51,18 +58,32 @@ class Afterlife:
         """Those whose request is over."""
         return sum(not lease.attended for lease in self._leases)
 
-    def refusal(self, api: Api) -> Answer | None:
-        """The answer to a request for which there is no room here; None: there is."""
-        if len(self._leases) + self._coming < self._most:
-            return None
+    def forbidden(self, api: Api) -> Answer | None:
+        """The answer to a request for the background where none is allowed; None: some are."""
         if self._most:
-            return errors.too_many_background(api, self._most)
+            return None
         message = (
             "background=true is not allowed on this server (its setting background_responses is 0). Nothing "
             "was generated. Send the request without background; stream=true keeps a long answer flowing. "
             "(parameter=background)"
         )
         return errors.bad_request(api, BadRequest(message=message, param="background"))
+
+    def refusal(self, lease_id: str, shape: Shape) -> Reject | None:
+        """What a request hears for which there is no place now; None: there is one.
+
+        When to come back is told by the rate at which places became free.
+        """
+        if len(self._leases) + self._coming < self._most:
+            return None
+        now, prompt = self._clock(), sum(shape.prompts)
+        return Reject(
+            lease_id,
+            RejectReason.BACKGROUND_RESPONSES,
+            needed_tokens=prompt,
+            prompt_tokens=prompt,
+            retry_after_s=self._retry.after(1.0, self._retry.ends_per_s(now), now),
+        )
 
     async def coming(self, verdict: Awaitable[T]) -> T:
         """The verdict on one that was not refused: while it is waited for, the request has its place here."""
@@ -82,6 +103,7 @@ class Afterlife:
         )
         made = lease.give_to(partial(BackgroundLease, course))
         self._leases.add(made)
+        self._retry.admitted()
         self.idle.clear()
         return made
 
@@ -119,6 +141,7 @@ class Afterlife:
 
     def _ended(self, backend: Backend, lease: BackgroundLease) -> None:
         self._leases.discard(lease)
+        self._retry.drained(1.0, self._clock())
         watch = self._watches.get(backend)
         if watch is not None:
             watch.forget(lease)

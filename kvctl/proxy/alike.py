@@ -6,6 +6,7 @@ token and no other news. A text that holds a quote, a backslash or a control cha
 not end where it seems to: its event is decoded.
 """
 
+from kvctl.proxy.chunks import HEADS
 from kvctl.proxy.dialects import piece_in
 
 _MARKS = [
@@ -15,6 +16,7 @@ _MARKS = [
 ]
 _PROBE = b"another text"
 _DATA = b"data: "
+_ENDS = b"\n\n\r\n"  # of an event, and of the chunk that it came in
 _LARGEST = 64 * 1024  # bytes of an event that is looked at so
 _PLAIN = bytes([code for code in range(0x20, 0x100) if code not in b'"\\\x7f'])
 
@@ -22,11 +24,12 @@ _PLAIN = bytes([code for code in range(0x20, 0x100) if code not in b'"\\\x7f'])
 class Alike:
     """How events look that bring one more token of the choice ``index``, and nothing else."""
 
-    __slots__ = ("_before", "_begin", "_behind", "_end", "_least", "index")
+    __slots__ = ("_before", "_begin", "_behind", "_behind_framed", "_end", "_least", "index")
 
     def __init__(self, before: bytes, behind: bytes, index: int) -> None:
         self._before = before
         self._behind = behind
+        self._behind_framed = behind + _ENDS
         self._begin = len(before)
         self._end = -len(behind)
         self._least = len(before) + len(behind)
@@ -39,6 +42,19 @@ class Alike:
         if not self._least <= len(event) <= _LARGEST:
             return False
         text = event[self._begin : self._end]
+        return not text.translate(None, _PLAIN) and (text.isascii() or _is_utf8(text))
+
+    def fits_framed(self, chunk: bytes) -> bool:
+        """Whether ``chunk`` is one, whole, small and plainly framed, that holds one such event alone."""
+        size = len(chunk)
+        head = HEADS[size] if size < len(HEADS) else None
+        behind, begin = self._behind_framed, self._begin
+        if head is None or not (chunk.startswith(head) and chunk.endswith(behind)):
+            return False
+        begin += len(head)
+        if not chunk.startswith(self._before, len(head)) or begin + len(behind) > size:
+            return False
+        text = chunk[begin : size - len(behind)]
         return not text.translate(None, _PLAIN) and (text.isascii() or _is_utf8(text))
 
 

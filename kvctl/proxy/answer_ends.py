@@ -26,6 +26,13 @@ class UpstreamTimeoutError(UpstreamError):
     """Nothing came from the engine for the configured time."""
 
 
+class Swift(Protocol):
+    """Takes the usual chunks of an answer with less ado than a sink. Must not block or raise."""
+
+    def take(self, chunk: bytes) -> bool:
+        """Take what came if it is one whole chunk like those before; False: it is not, and is not taken."""
+
+
 class Sink(Protocol):
     """Takes an answer's body as it comes. Called from the connection's callbacks: must not block or raise."""
 

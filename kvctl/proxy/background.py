@@ -26,7 +26,7 @@ _BY_ITSELF = frozenset({EndReason.FINISHED, EndReason.CAPPED})
 class Course:
     """What a lease of this kind belongs to.
 
-    ``left``: told when the lease is to be watched (its name is known, or the exchange is over).
+    ``left``: told when the lease is to be watched: its name is known, its caller left, or the exchange is over.
     ``ended``: told of its end.
     """
 
@@ -105,6 +105,8 @@ class BackgroundLease(LeaseHandle):
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
+            if not self._done:
+                self.course.left(self)  # its answer may never come, and nobody waits for it any more
             await _let_go(task, self._over if to_the_end else self._named)
             raise
 

@@ -1,6 +1,13 @@
-"""The chunks of a body that came whole: what they carry, without a parser."""
+"""The chunks of a body that came whole: what they carry, without a parser.
+
+An engine writes each event of a stream as a chunk, and it comes as one. Wherever the bytes are cut, what is
+told of the answer is what the parser would have told (``tests/proxy/test_chunks.py``).
+"""
 
 _SIZES = {b"%x" % size: size for size in range(1, 4096)}  # of most events' chunks, as written
+_HEAD_OF = {len(digits) + size + 4: digits + b"\r\n" for digits, size in _SIZES.items()}
+HEADS = tuple(_HEAD_OF.get(length) for length in range(max(_HEAD_OF) + 1))
+"""By the length of one whole chunk in its plainest form, how it begins; None: none is so long."""
 
 
 def payload_of(data: bytes) -> bytes:

@@ -148,10 +148,10 @@ class Events:
         elif event.usage is not None:
             take_usage(self.found, event.usage)
 
-    def piece(self, index: int) -> None:
-        """One more token of the choice ``index``."""
-        self._per_choice[index] = self._per_choice.get(index, 0) + 1
-        self.found.tokens += 1
+    def piece(self, index: int, tokens: int = 1) -> None:
+        """More tokens of the choice ``index``."""
+        self._per_choice[index] = self._per_choice.get(index, 0) + tokens
+        self.found.tokens += tokens
 
     def _openai(self, event: _Event) -> bool:
         found, choices = self.found, event.choices or []

@@ -112,6 +112,10 @@ _OTHER_LIMITS = {
     ),
     RejectReason.TENANT_REQUESTS_PER_MINUTE: "You have sent as many requests this minute as you may.",
     RejectReason.TENANT_TOKENS_PER_MINUTE: "You have asked for as many tokens this minute as you may.",
+    RejectReason.BACKGROUND_RESPONSES: (
+        "As many responses as this server keeps an eye on are being generated in the background; the same "
+        "request without background may be served now."
+    ),
 }
 _LIMIT_NAME = {
     RejectReason.CONTEXT: "the model's context length",
@@ -156,6 +160,7 @@ def refusal(
         status=status,
         message=message,
         type="rate_limit_error" if status == 429 else "service_unavailable_error",
+        param="background" if reject.reason is RejectReason.BACKGROUND_RESPONSES else None,
         code="tenant_budget_exceeded" if own_limit else reject.reason.value,
         request_id=reject.request_id,
     )
@@ -236,18 +241,6 @@ def too_large(api: Api, limit_bytes: int) -> Answer:
     )
     fault = _Fault(status=413, message=message, type="request_too_large", code="request_too_large")
     return _answer(api, fault, _NO_RETRY, ("Connection", "close"))
-
-
-def too_many_background(api: Api, most: int) -> Answer:
-    """As many responses as ``background_responses`` allows are generated in the background."""
-    message = (
-        f"{most} responses are being generated in the background, the most that this server keeps an eye on. "
-        "Nothing was generated. Retry when one of them is done, or send the request without background."
-    )
-    fault = _Fault(
-        status=429, message=message, type="rate_limit_error", param="background", code="background_responses"
-    )
-    return _answer(api, fault, ("Retry-After", "1"), ("retry-after-ms", "1000"))
 
 
 def bad_gateway(api: Api, detail: str) -> Answer:

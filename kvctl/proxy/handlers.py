@@ -16,7 +16,7 @@ from aiohttp import web
 
 from kvctl import logs
 from kvctl.control.gatekeeper import LeaseHandle
-from kvctl.core.events import Reject
+from kvctl.core.events import Arrived, Reject
 from kvctl.core.outcomes import ChoiceReason, EndReason, ProxyFault
 from kvctl.engines.base import Form
 from kvctl.fleet.face import ready_with_headroom
@@ -68,7 +68,7 @@ class Handler:
         self.intake = Intake(config, metrics)
         self._passing = Passing(self._ways, self._planner, self._carrier, self.intake)
         self.flights: set[Flight] = set()
-        self.afterlife = Afterlife(config.background_responses, clock)
+        self.afterlife = Afterlife(config.background_responses, clock, config.retry_after_max)
         self._landed: asyncio.Future[None] | None = None  # somebody waits until no flight is left
         self._prefix = secrets.token_hex(6)
         self._numbers = count(1)
@@ -155,12 +155,10 @@ class Handler:
         while left is not None:
             way, reading = self._choose(exchange, left, again=left is not plan)
             if reading.parsed.background:
-                full = self.afterlife.refusal(exchange.match.api)
-                if full is not None:
-                    return exchange.answer(full)
-                verdict = await self.afterlife.coming(self._admit(exchange, way, reading))
-            else:
-                verdict = await self._admit(exchange, way, reading)
+                forbidden = self.afterlife.forbidden(exchange.match.api)
+                if forbidden is not None:
+                    return exchange.answer(forbidden)
+            verdict = await self._admit(exchange, way, reading)
             if isinstance(verdict, Reject):
                 return exchange.answer(self._refusal(exchange, verdict))
             if reading.parsed.background:
@@ -201,8 +199,15 @@ class Handler:
         exchange.stream = parsed.stream
         exchange.keeps = parsed.begun is not None
         exchange.prompt_tokens = sum(shape.prompts)
+        keeper, afterlife = way.lane.keeper, self.afterlife
+        full = afterlife.refusal(exchange.lease_id, shape) if parsed.background else None
+        if full is not None:
+            keeper.refuse(Arrived(exchange.lease_id, shape, exchange.id), full)
+            exchange.reject = full.reason
+            return full
         asked = self._clock()
-        verdict = await way.lane.keeper.admit(exchange.lease_id, shape, exchange.id, len(reading.body))
+        admitting = keeper.admit(exchange.lease_id, shape, exchange.id, len(reading.body))
+        verdict = await (afterlife.coming(admitting) if parsed.background else admitting)
         self._metrics.decided(self._clock() - asked - (verdict.waited_s or 0.0))
         if isinstance(verdict, Reject):
             exchange.reject = verdict.reason
@@ -261,8 +266,7 @@ class Handler:
         watch: Along | None = self._watch(exchange, way) if self._ways.several else None
         if isinstance(lease, BackgroundLease):
             watch = lease.reading(lambda name: self._ways.makers.made(name, way.backend))
-        metered = Metered(response, stream, self._clock, lease, watch=watch, tail=tail)
-        exchange.relayed = exchange.metered = metered
+        exchange.relayed = metered = Metered(response, stream, self._clock, lease, watch=watch, tail=tail)
         return await self._carrier.relay(exchange, metered)
 
     async def _to_the_end(self, run: Coroutine[Any, Any, T]) -> T:

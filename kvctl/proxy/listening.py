@@ -15,7 +15,7 @@ from typing import Any
 
 BACKLOG = 4096  # clients that the kernel keeps until they are accepted
 AT_ONCE = 16
-"""Clients accepted in one round of the loop: those that are too many have a descriptor until they are refused."""
+"""Clients accepted in one round of the loop: those that are too many have a descriptor until refused."""
 _UNIX = "unix:"
 _PORTS = 65536
 Protocol = Callable[[], asyncio.Protocol]

@@ -1,5 +1,8 @@
 """The head of an answer in its plainest form, read in one step. Any other is left to the parser.
 
+Nearly every answer has one, and the parser calls back for each of its lines. What is read here is what the
+parser would have told (``tests/proxy/test_plainhead.py`` plays both).
+
 Plain is a head that came whole, of HTTP/1.1 and a status with a body: lines with one space behind the colon
 and printable ASCII in their values, one length or chunks alone, and nothing else that concerns the hop.
 """

@@ -166,11 +166,20 @@ class ClientStream:
             _write(self._request, head)
 
     def data(self, data: bytes, framed: bytes = b"") -> None:
-        """More of the body, also as whole chunks if it came so. Stops the engine where the client is slow."""
+        """More of the body, also as whole chunks if it came so."""
         if self._chunked:
             data = framed or b"%x\r\n%b\r\n" % (len(data), data)
         if self._held:
             data, self._held = self._held + data, b""
+        self.put(data)
+
+    @property
+    def takes_chunks(self) -> bool:
+        """Whether a chunk of the engine's may go as it came, by ``put``."""
+        return self._chunked and not self._held
+
+    def put(self, data: bytes) -> None:
+        """More of what is on the wire. Stops the engine where the client is slow."""
         protocol = self._protocol
         transport = protocol.transport
         if transport is not None and not transport.is_closing():

@@ -11,7 +11,14 @@ from typing import Protocol
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-from kvctl.proxy.answer_ends import BrokenError, ConnectError, Sink, UpstreamError, UpstreamTimeoutError
+from kvctl.proxy.answer_ends import (
+    BrokenError,
+    ConnectError,
+    Sink,
+    Swift,
+    UpstreamError,
+    UpstreamTimeoutError,
+)
 from kvctl.proxy.chunks import payload_of
 from kvctl.proxy.headers import Headers
 from kvctl.proxy.plainhead import PlainHead, plain_head
@@ -58,37 +65,11 @@ class Response:
     """
 
     __slots__ = (
-        "_between",
-        "_coded",
-        "_complete",
-        "_connection",
-        "_early",
-        "_early_size",
-        "_framed",
-        "_head_only",
-        "_head_size",
-        "_interim",
-        "_keep",
-        "_left",
-        "_nudged",
-        "_parser",
-        "_pieces",
-        "_read_head",
-        "_sink",
-        "_waiter",
-        "answered",
-        "chunked",
-        "content_encoding",
-        "content_type",
-        "error",
-        "finished",
-        "has_head",
-        "headers",
-        "length",
-        "plain",
-        "reason",
-        "status",
-    )
+        "_between", "_coded", "_complete", "_connection", "_early", "_early_size", "_framed",
+        "_head_only", "_head_size", "_interim", "_keep", "_left", "_nudged", "_parser", "_pieces",
+        "_read_head", "_sink", "_waiter", "answered", "chunked", "content_encoding", "content_type",
+        "error", "finished", "has_head", "headers", "length", "plain", "reason", "status", "swift",
+    )  # fmt: skip
 
     def __init__(self, connection: Carrier, *, head_only: bool) -> None:
         self._connection = connection
@@ -103,6 +84,7 @@ class Response:
         self._early_size = self._head_size = 0
         self._coded = self._complete = self._framed = self._interim = self._keep = self._nudged = False
         self._between = False  # a chunk may begin here
+        self.swift: Swift | None = None  # asked before the sink, where a chunk begins
         self.plain: PlainHead | None = None  # the head, where it is plain and nothing was added to it
         self.answered = False  # any byte came
         self.has_head = self.finished = False
@@ -118,7 +100,7 @@ class Response:
 
     def attach(self, sink: Sink) -> None:
         """Give the body to ``sink`` from now on, what came before at once."""
-        self._sink = sink
+        self._sink, self.swift = sink, None
         early, self._early = self._early, []
         if early:
             sink.data(early[0] if len(early) == 1 else b"".join(early))
@@ -167,7 +149,7 @@ class Response:
 
     def abort(self) -> None:
         """Nobody wants the rest: close the connection at once. Nothing reaches the sink after this."""
-        self._sink = None
+        self._sink = self.swift = None
         if not self.finished:
             self._connection.abort()
             self.finish(BrokenError("aborted"))
@@ -182,6 +164,9 @@ class Response:
     def feed(self, data: bytes) -> None:
         """Bytes came."""
         if self._between:
+            swift = self.swift
+            if swift is not None and swift.take(data):
+                return
             if payload := payload_of(data):
                 if self._sink is not None:
                     self._sink.data(payload, data)

@@ -67,6 +67,15 @@ class StreamSniffer:
         """Whether the last event was ended by its empty line."""
         return not self._tail and not self._skipping
 
+    @property
+    def like(self) -> Alike | None:
+        """How an event looks that need not be fed next, if ``pieces`` tells of it; None: all must be."""
+        return None if self._tail or self._skipping or self._skip_lf else self._alike
+
+    def pieces(self, like: Alike, events: int) -> None:
+        """So many events came that ``like`` fits."""
+        self._events.piece(like.index, events)
+
     def feed(self, data: bytes) -> int:
         """More of the stream; returns the output tokens that it brought."""
         tail, known = self._tail, self._alike

@@ -48,10 +48,10 @@ class _Watched:
     """One response. ``next_at`` and ``pause`` in seconds; ``misses``: looks in a row that nobody knew it."""
 
     lease: BackgroundLease
-    name: str  # "": it told none that can be asked for
     unseen: Unseen
     headers: Headers
     next_at: float
+    name: str = ""  # it told none that can be asked for
     pause: float = FIRST_LOOK_S
     misses: int = 0
     found: bool = False  # the engine knew it
@@ -69,20 +69,19 @@ class EngineWatch:
         self._task: asyncio.Task[None] | None = None
 
     def watch(self, lease: BackgroundLease) -> None:
-        """Look after a lease from now on."""
-        if lease in self._watched:
+        """Look after a lease from now on; one whose name was not known may have told it since."""
+        now, known = self._clock(), self._watched.get(lease)
+        if known is not None:
+            self._name(known, now)
             return
-        now, begun = self._clock(), lease.begun
         entry = _Watched(
             lease=lease,
-            name="" if begun is None else begun.id,
             unseen=Unseen(now, max(lease.claim.outputs), turns=lease.course.parsed.turns),
             headers=self._headers(lease),
             next_at=now + FIRST_LOOK_S,
         )
         self._watched[lease] = entry
-        if entry.name:
-            self._named(entry)
+        self._name(entry, now)
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run(), name=f"kvctl-background-{self._backend.name}")
         self._news.set()
@@ -119,8 +118,12 @@ class EngineWatch:
         plain = [(b"Accept", b"application/json"), (b"Accept-Encoding", b"identity")]
         return [*plain, (b"Authorization", key)] if key else plain
 
-    def _named(self, entry: _Watched) -> None:
+    def _name(self, entry: _Watched, now: float) -> None:
         """Two of one name cannot be told apart by asking."""
+        if entry.name or entry.lease.begun is None:
+            return
+        entry.name, entry.next_at, entry.pause = entry.lease.begun.id, now + FIRST_LOOK_S, FIRST_LOOK_S
+        self._news.set()
         same = self._by_name.setdefault(entry.name, [])
         same.append(entry)
         for each in same if len(same) > 1 else ():

@@ -33,6 +33,12 @@ function put(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
+// A word of the metrics: as it is there, but it may break after an underscore.
+function putWord(node, word) {
+  if (node.textContent === word) return;
+  node.replaceChildren(...word.split(/(?<=_)/).flatMap((part, at) => (at ? [document.createElement("wbr"), part] : [part])));
+}
+
 function badge(node, word) {
   put(node, word.replaceAll("_", " "));
   node.hidden = false;
@@ -68,7 +74,7 @@ function section(name) {
   return shown.get(name);
 }
 
-function drawEngine(name, engine) {
+function drawEngine(name, engine, override) {
   const at = section(name);
   const set = (className, text) => put(at.querySelector(`.${className}`), text);
   badge(at.querySelector(".state"), engine.state);
@@ -78,11 +84,15 @@ function drawEngine(name, engine) {
   set("used", tokens(engine.used_tokens));
   set("capacity", `${tokens(engine.capacity_tokens)}${engine.capacity_known ? "" : " (a guess)"}`);
   set("margin", share(engine.margin_ratio));
-  set("limit", engine.binding_limit.replaceAll("_", " "));
+  const moved = at.querySelector(".moved");
+  moved.hidden = !override;
+  moved.title = override ? override.reason : "";
+  put(moved, override ? `for ${seconds(override.left_s)}` : "");
+  putWord(at.querySelector(".limit"), engine.binding_limit);
   set("leases", tokens(engine.leases));
   set("queue", queued(engine.queue));
   const pressing = Object.entries(engine.pressure).filter(([, factor]) => factor < 1);
-  const pressure = pressing.map(([term, factor]) => `${term.replaceAll("_", " ")} ${share(factor)}`);
+  const pressure = pressing.map(([term, factor]) => `${term} ${share(factor)}`);
   set("why", [shown.size > 1 ? engine.sentence : "", pressure.length ? `Pressure: ${pressure.join(", ")}.` : ""].join(" ").trim());
   at.querySelector(".ranks tbody").replaceChildren(...engine.ranks.map((rank) => row([
     [rank.rank], [share(rank.kv_usage_ratio), "n"], [tokens(rank.running), "n"], [tokens(rank.waiting), "n"],
@@ -137,15 +147,15 @@ function drawMinute(state) {
     const meter = document.createElement("meter");
     meter.max = total;
     meter.value = count;
-    meter.setAttribute("aria-label", reason.replaceAll("_", " "));
-    item.append(meter, `${reason.replaceAll("_", " ")}: ${whole.format(count)}`);
+    meter.setAttribute("aria-label", reason);
+    item.append(meter, `${reason}: ${whole.format(count)}`);
     return item;
   }));
 }
 
 function drawRefusals(state) {
   const rows = state.refusals.map((each) => row([
-    [`${seconds(Math.max(0, state.time - each.at))} ago`], [each.reason.replaceAll("_", " ")],
+    [`${seconds(Math.max(0, state.time - each.at))} ago`], [each.reason],
     [tokens(each.needed_tokens), "n"], [tokens(each.headroom_tokens), "n"],
     [seconds(each.retry_after_s), "n"], [each.engine],
   ]));
@@ -174,7 +184,7 @@ function draw(state) {
   put(byId("version"), state.version);
   badge(byId("mode"), state.mode);
   put(byId("sentence"), inShort(state));
-  for (const [name, engine] of Object.entries(state.engines)) drawEngine(name, engine);
+  for (const [name, engine] of Object.entries(state.engines)) drawEngine(name, engine, state.overrides.margin);
   drawMinute(state);
   drawRefusals(state);
   const moved = Object.entries(state.overrides).map(([knob, each]) =>

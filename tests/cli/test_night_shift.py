@@ -13,7 +13,8 @@ import pytest
 from kvctl.cli.events import line
 from kvctl.cli.main import VERBS
 from kvctl.cli.top import History, frame
-from kvctl.core.outcomes import EngineState
+from kvctl.control.decision_file import DecisionFile
+from kvctl.core.outcomes import DECISION_OF, Decision, EngineState, RejectReason
 from kvctl.core.overrides import Knob
 from tests.admin.conftest import ENGINE
 from tests.cli.conftest import MAIN, Daemon, Kvctl
@@ -31,22 +32,50 @@ async def test_explain_a_refusal(daemon: Daemon, kvctl: Kvctl) -> None:
         "said    reject_later: kv_budget, with it the forecast peak would pass the KV budget",
         "weighed forecast peak with it 9,700 against a budget of 9,500",
         "        (capacity 10,000, margin 5%; 3 in flight)",
-        "        by itself it needed up to 500, none was free",
+        "        by itself it needed up to 500, 290 were free; short by 200 with it",
         "needed  200 KV tokens fewer in flight, or a request smaller by that",
         "    or  a margin of at most 3% (it was 5%)",
         "told    to come back after 1 s",
     ]
 
 
+async def test_explain_has_words_for_every_reason(daemon: Daemon, kvctl: Kvctl) -> None:
+    reasons = [each for each in RejectReason if DECISION_OF[each] is not Decision.UNAVAILABLE]
+    daemon.stand.says = {
+        each.value: replace(REFUSED, reason=each, decision=DECISION_OF[each]) for each in reasons
+    }
+    said = (await kvctl("explain", "--prompt-tokens", "100")).out
+    words = [line.partition(", ")[2] for line in said.splitlines() if line.startswith("said ")]
+    assert len(set(words)) == len(reasons)
+    assert not {"a limit", "the engine served nobody"} & set(words)
+
+
 async def test_explain_one_that_ended(daemon: Daemon, kvctl: Kvctl) -> None:
     daemon.journal.ring.add(record(2, replace(ADMITTED, forecast_bounded=True)))
-    assert "weighed forecast peak with it at most " in (await kvctl("explain", "l-2")).out
+    said = (await kvctl("explain", "l-2")).out
+    assert "weighed forecast peak with it at most " in said
+    assert "        at least 500 left with it\n" in said
     daemon.journal.ring.add(record(1, ADMITTED))
     assert "ended   not yet: it runs" in (await kvctl("explain", "l-1")).out
     daemon.journal.ring.add(ended(1))
     done = await kvctl("explain", "l-1")
     assert "ended   finished after 2 s: 50 output tokens, 160 KV tokens held of 512 claimed" in done.out
     assert json.loads((await kvctl("explain", "l-1", "-o", "jsonl")).out)["ended"]["end"] == "finished"
+
+
+@pytest.mark.parametrize(
+    ("free", "peak", "said"),
+    [
+        (5_632, 4_456.0, "5,632 were free; 5,044 left with it"),  # of another limit than the budget
+        (0, 9_700.0, "none was free; short by 200 with it"),
+        (None, 9_700.0, "500; short by 200 with it"),  # by a daemon that does not tell
+    ],
+)
+async def test_what_was_free_is_what_the_caller_was_told(
+    daemon: Daemon, kvctl: Kvctl, free: int | None, peak: float, said: str
+) -> None:
+    daemon.journal.ring.add(record(1, replace(REFUSED, free_tokens=free, forecast_tokens=peak), "caller-1"))
+    assert said in (await kvctl("explain", "caller-1")).out
 
 
 async def test_explain_what_is_only_thought_of(daemon: Daemon, kvctl: Kvctl) -> None:
@@ -62,9 +91,28 @@ async def test_explain_what_is_only_thought_of(daemon: Daemon, kvctl: Kvctl) -> 
 async def test_explain_what_nobody_knows(kvctl: Kvctl) -> None:
     done = await kvctl("explain", "never-seen")
     assert done.status == 4
-    assert "decision_log_file keeps more" in done.err
+    assert "decision_log_file, which would keep more of them, is not set" in done.err
     assert (await kvctl("explain")).status == 2
     assert (await kvctl("explain", "x", "--prompt-tokens", "1")).status == 2
+
+
+async def test_explain_one_of_before_the_restart(daemon: Daemon, kvctl: Kvctl, tmp_path: Path) -> None:
+    file = DecisionFile(tmp_path / "d.jsonl", max_bytes=1 << 20, wall_offset=lambda: 0.0)
+    file.put(record(1, REFUSED, "caller-1"))
+    await file.close()
+    daemon.journal.file = file
+    done = await kvctl("explain", "caller-1")
+    assert (done.status, done.err) == (0, "")
+    daemon.journal.ring.add(record(1, REFUSED, "caller-1"))
+    daemon.journal.file = None
+    said = (await kvctl("explain", "caller-1")).out.splitlines()
+    assert done.out.splitlines()[1:] == said[1:]
+    daemon.journal.file = file
+    done = await kvctl("explain", "never-seen")
+    assert (done.status, f"nor in the last 64 MiB of decision_log_file ({file.path})" in done.err) == (
+        4,
+        True,
+    )
 
 
 async def test_bypass_and_resume(daemon: Daemon, kvctl: Kvctl) -> None:
@@ -81,7 +129,7 @@ async def test_bypass_and_resume(daemon: Daemon, kvctl: Kvctl) -> None:
 async def test_a_dry_run(daemon: Daemon, kvctl: Kvctl) -> None:
     for number in range(3):
         daemon.journal.ring.add(record(number, REFUSED))
-    done = await kvctl("set", "margin", "2%", "--dry-run", "--reason", "r")
+    done = await kvctl("set", "margin", "2%", "--dry-run")  # changes nothing: needs no reason
     assert done.out.splitlines() == [
         "margin: 5% -> 2% would mean",
         f"  {ENGINE}:",
@@ -91,6 +139,9 @@ async def test_a_dry_run(daemon: Daemon, kvctl: Kvctl) -> None:
         "  of 0 other decisions about 0 refused",
     ]
     assert daemon.desk.revision == 0
+    assert (await kvctl("set", "margin", "2%", "--dry-run", "--reason", "r")).out == done.out
+    done = await kvctl("set", "margin", "2%")
+    assert (done.status, "Missing option '--reason'" in done.err) == (2, True)
 
 
 async def test_reload(daemon: Daemon, kvctl: Kvctl, tmp_path: Path) -> None:

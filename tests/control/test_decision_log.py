@@ -15,7 +15,7 @@ from kvctl.control.hub import Hub, TooManyError
 from kvctl.control.journal import Journal
 from kvctl.core.claim import Shape
 from kvctl.core.decisions import DecisionRecord, Story
-from kvctl.core.events import Abandoned, Arrived, DrainChanged, Scraped, Ticked
+from kvctl.core.events import Abandoned, Arrived, DrainChanged, Reject, Scraped, Ticked
 from kvctl.core.gate import Gate
 from kvctl.core.outcomes import Decision, EndReason
 from kvctl.core.queue import QueueConfig
@@ -85,9 +85,11 @@ async def test_a_story_from_its_arrival_to_its_end() -> None:
 async def test_a_refusal_says_what_bound() -> None:
     office = Office()
     assert isinstance(await office.keeper.admit("l-1", SHAPE), LeaseHandle)
-    await office.keeper.admit("l-2", SHAPE, "caller-2")
+    verdict = await office.keeper.admit("l-2", SHAPE, "caller-2")
     told = office.journal.find("caller-2")
     assert told is not None
+    assert isinstance(verdict, Reject)
+    assert told["free_tokens"] == verdict.headroom_tokens  # as the answer says it
     assert (told["decision"], told["reason"], told["binding_limit"]) == (
         "reject_later",
         "kv_budget",

@@ -2,7 +2,16 @@ from dataclasses import replace
 
 from kvctl.core.decisions import Asked, DecisionRecord, EndRecord, Ring, Scales
 from kvctl.core.hindsight import look_back, remedies, with_margin, with_policy
-from kvctl.core.outcomes import Decision, EndReason, EngineState, Limit, Policy, Pressure, RejectReason
+from kvctl.core.outcomes import (
+    DECISION_OF,
+    Decision,
+    EndReason,
+    EngineState,
+    Limit,
+    Policy,
+    Pressure,
+    RejectReason,
+)
 
 SCALES = Scales(
     state=EngineState.UP,
@@ -42,6 +51,7 @@ REFUSED = replace(
     decision=Decision.REJECT_LATER,
     reason=RejectReason.KV_BUDGET,
     needed_tokens=500,
+    free_tokens=290,
     forecast_tokens=9_700.0,
     retry_after_s=1.0,
 )
@@ -145,7 +155,10 @@ def test_remedies_name_pressure_and_a_missing_cap() -> None:
 
 def test_every_reason_has_a_remedy() -> None:
     for reason in RejectReason:
-        assert remedies(replace(REFUSED, reason=reason, limit_tokens=100, largest_output=0)), reason
+        told = remedies(replace(REFUSED, reason=reason, limit_tokens=100, largest_output=0))
+        assert told, reason
+        of_the_engine = DECISION_OF[reason] is Decision.UNAVAILABLE
+        assert any("an engine that serves" in each for each in told) is of_the_engine, reason
 
 
 def test_looking_back_at_a_lower_margin() -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import product
 
 from kvctl.control.gatekeeper import Gatekeeper
@@ -94,7 +93,7 @@ class Fed:
         self.metrics.sources["engine_metrics"] = lambda: SourceView(
             up=True, read_at=self.now - 0.1, duration_s=0.004
         )
-        self.keeper.observe(partial(self.metrics.observe, ENGINE))
+        self.keeper.observe(self.metrics.gate(ENGINE).take)
 
     def step(self, *events: Event, seconds: float = 0.2) -> None:
         for event in events:

@@ -302,6 +302,18 @@ def get(path: str, *lines: bytes, method: str = "GET") -> bytes:
     return b"\r\n".join([*head, b"", b""])
 
 
+def _keeper(gate: Gate, ended: list[LeaseEnded], context: int) -> Gatekeeper:
+    """Of an engine with model ``m``; puts each end of a lease into ``ended``."""
+
+    def observe(command: Command) -> None:
+        if isinstance(command, LeaseEnded):
+            ended.append(command)
+
+    keeper = Gatekeeper(gate, asyncio.get_running_loop().time, [observe])
+    keeper.handle(EngineDescribed(EngineInfo(models=("m",), context_tokens=context)))
+    return keeper
+
+
 @contextlib.asynccontextmanager
 async def rig(
     script: Script,
@@ -322,16 +334,8 @@ async def rig(
     await engine.start()
     gate = Gate(GateConfig(capacity_tokens=capacity, capacity_force=True, policy=policy))
     ended: list[LeaseEnded] = []
-    seen = Recorder()
-
-    def observe(command: Command) -> None:
-        if isinstance(command, LeaseEnded):
-            ended.append(command)
-
-    loop = asyncio.get_running_loop()
-    keeper = Gatekeeper(gate, loop.time, [observe])
-    keeper.handle(EngineDescribed(EngineInfo(models=("m",), context_tokens=context)))
-    adapter = VLLM()
+    keeper = _keeper(gate, ended, context)
+    seen, adapter = Recorder(), VLLM()
     upstream = Upstream(
         url.format(port=engine.port),
         on_retry=lambda: seen.fault(ProxyFault.UPSTREAM_RETRIED),
@@ -346,7 +350,7 @@ async def rig(
         config=config or ProxyConfig(),
         metrics=seen,
         ready=ready,
-        clock=loop.time,
+        clock=asyncio.get_running_loop().time,
         ssl=ssl,
     )
     await proxy.start("127.0.0.1:0")

@@ -164,7 +164,15 @@ async def test_there_is_a_most(tmp_path: Path) -> None:
         name = await it.begin(LONG)
         refused = await it.it.post(PATH, asked(10))
         assert (refused.status, refused.json["error"]["code"]) == (429, "background_responses")
-        assert refused.headers["Retry-After"] == "1"
+        assert refused.headers["x-kvctl-reason"] == "background_responses"
+        wait_ms = int(refused.headers["retry-after-ms"])
+        assert 1000 <= wait_ms <= 1500  # nothing is known of the rate, and callers are told different times
+        assert refused.headers["Retry-After"] == str(-(-wait_ms // 1000))
+        page = (await it.it.get("/metrics")).text
+        assert 'reason="background_responses"} 1.0\n' in page
+        assert 'kvctl_requests_total{outcome="reject_later",route="responses"} 1.0\n' in page
+        told = it.it.daemon.journal.ring.latest(1)[0].decision
+        assert (told.reason, told.retry_after_s) == ("background_responses", pytest.approx(wait_ms / 1000, abs=0.002))
         assert (await it.it.post(PATH, asked(10) | {"background": False})).status == 200
         await it.it.post(f"{PATH}/{name}/cancel", {})
         await it.until(lambda: EndReason.CALLER_CANCELLED in it.reasons)

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from kvctl.proxy import headers, relay
 from kvctl.proxy.plainhead import plain_head
 from kvctl.proxy.response import Response
 from tests.effort import examples
-from tests.proxy.test_chunks import Taker, Wire
+from tests.proxy.ends import Taker, Wire
 
 OK = b"HTTP/1.1 200 OK\r\n"
 
@@ -152,6 +153,19 @@ def test_the_parser_would_have_told_the_same(
     expected = byte_by_byte(head + body, closes=closes)
     assert _but_reuse(played([head, *pieces], closes=closes)) == _but_reuse(expected)
     assert _but_reuse(played([head + body], closes=closes)) == _but_reuse(expected)
+
+
+@given(STARTS, LINES)
+@example(OK, [b"Content-Length: 5\r\n", b"X-Request-Id: 1\r\n", b"x-request-id: 2\r\n"])
+@example(OK, [b"Content-Length: 5\r\n"])
+def test_a_head_that_is_passed_on_as_it_came_is_the_one_that_would_be_written(
+    start: bytes, lines: list[bytes]
+) -> None:
+    head = plain_head(start + b"".join(lines) + b"\r\n")
+    if head is not None and head.length is not None:
+        kept = headers.for_client(head.headers, request_id="r", keep_length=True, event_stream=False)
+        written = headers.serialise((1, 1), head.status, head.reason, kept)
+        assert relay._as_it_came(head, "r") == written
 
 
 def _but_reuse(seen: dict[str, Any]) -> dict[str, Any]:

@@ -75,42 +75,17 @@ def envoy_config(port: int, engine: int) -> str:
             }
         ],
     }
-    return json.dumps(
-        {
-            "static_resources": {
-                "listeners": [
-                    {
-                        "address": _address(port),
-                        "filter_chains": [
-                            {
-                                "filters": [
-                                    {
-                                        "name": "envoy.filters.network.http_connection_manager",
-                                        "typed_config": manager,
-                                    }
-                                ]
-                            }
-                        ],
-                    }
-                ],
-                "clusters": [
-                    {
-                        "name": "engine",
-                        "type": "STATIC",
-                        "circuit_breakers": {
-                            "thresholds": [
-                                {"max_connections": 8192, "max_pending_requests": 8192, "max_requests": 8192}
-                            ]
-                        },
-                        "load_assignment": {
-                            "cluster_name": "engine",
-                            "endpoints": [{"lb_endpoints": [{"endpoint": {"address": _address(engine)}}]}],
-                        },
-                    }
-                ],
-            }
-        }
-    )
+    most = {"max_connections": 8192, "max_pending_requests": 8192, "max_requests": 8192}
+    ends = [{"lb_endpoints": [{"endpoint": {"address": _address(engine)}}]}]
+    cluster = {
+        "name": "engine",
+        "type": "STATIC",
+        "circuit_breakers": {"thresholds": [most]},
+        "load_assignment": {"cluster_name": "engine", "endpoints": ends},
+    }
+    filters = [{"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}]
+    listener = {"address": _address(port), "filter_chains": [{"filters": filters}]}
+    return json.dumps({"static_resources": {"listeners": [listener], "clusters": [cluster]}})
 
 
 def _address(port: int) -> Mapping[str, object]:
