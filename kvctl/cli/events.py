@@ -13,7 +13,7 @@ _SILENCE_S = 60.0  # the daemon says something every 10 s; more silence is a dae
 
 
 @click.command()
-@click.option("-f", "--follow", is_flag=True, help="Go on until Ctrl-C; else the last refusals are shown.")
+@click.option("-f", "--follow", is_flag=True, help="Go on until Ctrl-C; else the last decisions are shown, and nothing else.")
 @click.option("--types", default="", help="Only these: decision,end,budget,state,override,... [all]")
 @click.option("-n", "--lines", "most", type=click.IntRange(0, 10_000), default=20, show_default=True)
 @click.option("-o", "--output", type=click.Choice(["table", "jsonl"]), default="table", show_default=True)

@@ -23,7 +23,7 @@ MAX_LINE_CHARS = 16_384  # the longest line of a real page has 1,300
 _SLICE_CHARS = 262_144
 
 _PROBE = 0.8414709848078965
-_NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?", re.ASCII)  # as most values are written
+_NUMBER = re.compile(r"\d{1,18}(?:\.\d{1,18})?(?:e[+-]?\d\d)?", re.ASCII)  # as most values are written
 _SERIES = re.compile(r"[a-zA-Z_:][\w:]*(?:\{.*\})?[ \t]+\S", re.ASCII)
 
 

@@ -26,7 +26,7 @@ _BY_ITSELF = frozenset({EndReason.FINISHED, EndReason.CAPPED})
 class Course:
     """What a lease of this kind belongs to.
 
-    ``left``: told when the lease is to be watched: its name is known, its caller left, or the exchange is over.
+    ``left``: told when it is to be watched: its name is known, its caller left, or the exchange is over.
     ``ended``: told of its end.
     """
 

@@ -17,6 +17,7 @@ NAMES = frozenset({"a", "a_total", "b"})
 
 
 def by_library(line: str) -> list[Reading]:
+    """Raises whatever the library does, and OverflowError where a number is too large."""
     families = text_string_to_metric_families(line)
     return [
         Reading(each.name, each.labels, float(each.value)) for family in families for each in family.samples
@@ -81,6 +82,8 @@ VALUES = st.sampled_from(
 
 @given(HEADS, st.sampled_from([" ", "", "  ", "\t"]), VALUES, VALUES, st.sampled_from(["", "", " ", "\r"]))
 @example('a{x="1"} 5', " ", "1.0", "2.0", "")
+@example("a", " ", "1.0", "9" * 400, "")
+@example("a", " ", "1e+99", "1e+400", "")
 @settings(max_examples=examples(500), deadline=None)
 def test_a_line_says_what_the_library_says(head: str, gap: str, first: str, then: str, end: str) -> None:
     """Also the second time, when what stands before its value is known."""
