@@ -128,10 +128,11 @@ def _stat(panel: Panel, box: _Box, lines: Sequence[Line]) -> Iterator[str]:
 
 def _legend(box: _Box, names: Sequence[str]) -> Iterator[str]:
     x = box.x - 36
+    scale = min(1.0, (box.w + 46) / (sum(26 + 6.2 * len(name) for name in names) or 1.0))
     for name, color in zip(names, PALETTE * len(names), strict=False):
-        yield _rect(x, box.y + box.h + 9, 10, 3, color)
-        yield _text(x + 14, box.y + box.h + 15, name, "font-size='11'")
-        x += 26 + 6.2 * len(name)
+        yield _rect(x, box.y + box.h + 9, 10 * scale, 3, color)
+        yield _text(x + 14 * scale, box.y + box.h + 15, name, f"font-size='{11 * scale:.1f}'")
+        x += (26 + 6.2 * len(name)) * scale
 
 
 def _value(panel: Panel, value: float) -> str:
