@@ -69,21 +69,20 @@ def test_windows_with_or_after_a_preemption_or_without_work_say_nothing() -> Non
 
 
 def test_an_engine_agrees_with_itself_and_not_with_one_that_takes_requests_in_later() -> None:
-    same = compare([recorded()], PROFILES["tiny-cpu"])[0]
+    same = compare([recorded(rate=4.0)], PROFILES["tiny-cpu"])[0]  # a load at which chance decides little
     assert same["paces"] == [pytest.approx(1.0, abs=0.02)]
     assert same["kv_usage_ratio"] == pytest.approx(1.0, abs=0.05)
     assert all(same[name] for name in ("kv_usage_within", "ttft_p50_within", "preemptions_within"))
     later = replace(PROFILES["tiny-cpu"], request_s=0.3)
-    assert not compare([recorded()], later)[0]["ttft_p50_within"]
+    assert not compare([recorded(rate=4.0)], later)[0]["ttft_p50_within"]
 
 
 def test_a_run_is_replayed_on_an_engine_as_fast_as_it_was_then() -> None:
     half = PROFILES["tiny-cpu"].slower(0.5)
     assert pace(recorded(), half) == pytest.approx(2.0, abs=0.05)
     assert half.slower(2.0) == PROFILES["tiny-cpu"]
-    assert simulated(recorded(), half)["kv_usage_mean"] == pytest.approx(
-        simulated(recorded(), PROFILES["tiny-cpu"])["kv_usage_mean"]
-    )
+    usages = [simulated(recorded(rate=4.0), one)["kv_usage_mean"] for one in (half, PROFILES["tiny-cpu"])]
+    assert usages[0] == pytest.approx(usages[1], rel=0.05)
 
 
 def test_what_takes_requests_in_is_busy_with_the_tokens_of_others() -> None:

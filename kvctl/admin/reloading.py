@@ -37,7 +37,7 @@ class Reloader:
                 done = self._moved(fresh)
             except SettingsError as error:
                 self.last = LastReload(revision=self.last.revision, problems=error.problems)
-                sentence = f"the settings were not reloaded, the old ones stay: {error.problems[0]}"
+                sentence = f"the settings were not reloaded, the old ones stay: {'; '.join(error.problems)}"
                 logs.event(log, logging.ERROR, "reload_failed", sentence, problems=len(error.problems))
                 raise
             self.last = LastReload(revision=done.revision)

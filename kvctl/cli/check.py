@@ -16,6 +16,7 @@ OK, WARNING, CRITICAL, UNKNOWN = range(4)
 _WORDS = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
 _SERVING = frozenset(str(state) for state in SERVING)
 _PEEK_S = 0.5
+_ENDS = {"draining": "undrain", "bypass": "resume"}
 
 Finding = tuple[int, str]
 
@@ -82,7 +83,7 @@ def _findings(
     document: Mapping[str, Any], warning: float, critical: float, max_age: float
 ) -> Iterator[Finding]:
     if document["mode"] != "active":
-        yield WARNING, f"kvctl is in mode {document['mode']}: kvctl undrain or kvctl resume ends it"
+        yield WARNING, f"kvctl is in mode {document['mode']}: kvctl {_ENDS[document['mode']]} ends it"
     if document.get("config", {}).get("problems"):
         yield WARNING, "the last reload was refused: kvctl reload says why"
     for name, gate in document["engines"].items():

@@ -2,28 +2,23 @@
 
 import ctypes
 import os
+import shlex
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kvctl.admin.client import AdminClient, ClientError, UnreachableError
+from kvctl.cli.card_remedies import CARD_REMEDIES
 from kvctl.cli.doctor_findings import Finding, failed, passed, warned
-from kvctl.core.outcomes import SERVING, SourceFault
+from kvctl.core.outcomes import SERVING
 from kvctl.core.telemetry import GpuSample
 from kvctl.gpu.base import GpuReading
 from kvctl.gpu.sources import make_source
 from kvctl.part_configs import engine_settings
 from kvctl.settings.model import Settings
 from kvctl.settings.surroundings import warnings
+from kvctl.settings.usual import socket_of
 
-_CARD_REMEDIES: Mapping[SourceFault, str] = {
-    SourceFault.LIBRARY_MISSING: "install the NVIDIA driver, or set gpus = none where there is no card",
-    SourceFault.DRIVER_MISMATCH: "reboot or reload the driver: library and kernel module differ",
-    SourceFault.NO_PERMISSION: "let this user open /dev/nvidia* (systemd: DeviceAllow, containers: --gpus)",
-    SourceFault.NO_DEVICE: "see nvidia-smi -L, and set gpus to the engine's cards",
-    SourceFault.CRASHED: "the driver's library crashes: see dmesg for Xid, and nvidia-smi",
-    SourceFault.HUNG: "a card or the driver hangs: see dmesg for Xid",
-}
 _OTHER_PLACE = "run as the service's user, or set another place"
 _PARTS: Mapping[str, tuple[str, str]] = {  # what is good of it, and the remedy
     "state_dir": ("overrides and audit can be written", _OTHER_PLACE),
@@ -48,7 +43,7 @@ async def cards(settings: Settings, timeout_s: float) -> tuple[list[Finding], tu
     finally:
         await source.close()
     if reading.fault is not None:
-        remedy = _CARD_REMEDIES.get(reading.fault, "see nvidia-smi")
+        remedy = CARD_REMEDIES.get(reading.fault, "see nvidia-smi")
         text = f"{reading.detail or reading.fault}; GPU memory puts no pressure on the budget"
         return [warned("gpu", text, remedy)], ()
     return list(_cards(reading)), reading.samples
@@ -106,6 +101,20 @@ def daemon(settings: Settings, timeout: float) -> Finding:
     except ClientError as error:
         return warned("daemon", str(error), "see systemctl status kvctl; its socket's group may use it")
     return _running(status, settings)
+
+
+def whose_settings(env: Mapping[str, str], timeout: float) -> list[Finding]:
+    """Where these settings are bad and a daemon runs all the same: with which ones it does."""
+    try:
+        given = AdminClient(socket_of(env), timeout).get("/v1/config")["settings"]["engine_url"]["value"]
+    except (ClientError, KeyError, TypeError):
+        return []
+    if not isinstance(given, str):
+        return [warned("daemon", "one runs with settings of its own", "kvctl show-config --live")]
+    remedy = (
+        f"KVCTL_ENGINE_URL={shlex.quote(given)} kvctl doctor; all of its settings: kvctl show-config --live"
+    )
+    return [warned("daemon", f"one runs all the same, in front of {given}", remedy)]
 
 
 def _running(status: Mapping[str, Any], settings: Settings) -> Finding:

@@ -26,7 +26,8 @@ def examine(config: Path | None, env: Mapping[str, str], timeout: float) -> list
         settings = load(config, env)
     except SettingsError as error:
         remedy = "see docs/configuration.md; kvctl check-config judges them alone"
-        return [failed("settings", problem, remedy) for problem in error.problems]
+        found = [failed("settings", problem, remedy) for problem in error.problems]
+        return [*found, *doctor_machine.whose_settings(env, timeout)]
     raise_file_limit()
     return asyncio.run(_examine(settings, timeout))
 

@@ -13,19 +13,25 @@ _SILENCE_S = 60.0  # the daemon says something every 10 s; more silence is a dae
 
 
 @click.command()
-@click.option("-f", "--follow", is_flag=True, help="Go on until Ctrl-C; else the last decisions are shown, and nothing else.")
+@click.option("-f", "--follow", is_flag=True, help="Go on until Ctrl-C; else the last decisions are all.")
 @click.option("--types", default="", help="Only these: decision,end,budget,state,override,... [all]")
 @click.option("-n", "--lines", "most", type=click.IntRange(0, 10_000), default=20, show_default=True)
 @click.option("-o", "--output", type=click.Choice(["table", "jsonl"]), default="table", show_default=True)
 @talks_to_daemon
 def events(*, follow: bool, types: str, most: int, output: str, socket: Path | None, timeout: float) -> None:
-    """Decisions, budget changes, state changes and overrides.
+    """The last decisions; with -f also what happens: budget and state changes, overrides, events of cards.
 
     Example: kvctl events -f --types budget,state,override
     """
+    asked = {each for each in types.split(",") if each}
+    decisions = not asked or "decision" in asked
+    if not (decisions or follow):
+        text = "only decisions are remembered; with -f the others are shown as they happen"
+        raise click.UsageError(f"--types {types}: {text}")
     with daemon(socket, timeout) as client:
-        for each in client.get(f"/v1/decisions?limit={most}")["decisions"]:
-            _show({"type": "decision", **each}, output)
+        past = client.get(f"/v1/decisions?limit={most}")["decisions"] if decisions else []
+    for each in past:
+        _show({"type": "decision", **each}, output)
     if not follow:
         return
     with daemon(socket, max(timeout, _SILENCE_S)) as client:

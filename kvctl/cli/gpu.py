@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from kvctl.cli.card_remedies import no_reading
 from kvctl.cli.common import (
     answer,
     daemon,
@@ -84,7 +85,7 @@ def _lines(document: Document) -> Iterator[str]:
     if document["released_s"] is not None:
         yield f"let go of for up to {span(document['released_s'])}: kvctl gpu acquire ends that"
     elif document["gpu_fault"] is not None:
-        yield f"no reading: {document['gpu_fault']}"
+        yield no_reading(document["gpu_fault"])
     elif not document["gpus"]:
         yield "no card is watched"
 

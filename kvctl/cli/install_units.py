@@ -22,6 +22,7 @@ _PACKAGE = Path(kvctl.__file__).parent
 _UNITS = "etc/systemd/system"
 _SHARE = "usr/share/kvctl"
 _DOC = "usr/share/doc/kvctl"
+_PROVISIONING = f"{_SHARE}/grafana/provisioning/dashboards.yml"
 
 # folder of the source, files in it, and where they go: a folder where there is a pattern
 _PLACES: tuple[tuple[str, str, str], ...] = (
@@ -33,7 +34,7 @@ _PLACES: tuple[tuple[str, str, str], ...] = (
     ("systemd", "kvctl.toml", "etc/kvctl/kvctl.toml"),
     ("systemd", "kvctl.env", f"{_SHARE}/systemd/kvctl.env"),
     ("grafana/dashboards", "*.json", f"{_SHARE}/grafana/dashboards"),
-    ("grafana/provisioning/dashboards", "kvctl.yml", f"{_SHARE}/grafana/provisioning/dashboards.yml"),
+    ("grafana/provisioning/dashboards", "kvctl.yml", _PROVISIONING),
     ("grafana/provisioning/datasources", "kvctl.yml", f"{_SHARE}/grafana/provisioning/datasources.yml"),
     ("grafana/prometheus", "*.yml", f"{_SHARE}/prometheus"),
     ("docs/runbooks", "*.md", f"{_DOC}/runbooks"),
@@ -74,14 +75,13 @@ class File:
     help="URL of the folder of runbooks that the alerts link to.",
 )
 def install_units(*, dry_run: bool, prefix: Path, program: Path | None, runbooks: str) -> None:
-    r"""Put units, user, folders, dashboards, rules, runbooks and an example configuration in place.
+    """Put units, user, folders, dashboards, rules, runbooks and an example configuration in place.
 
-    Nothing is started, and /etc/kvctl/kvctl.toml is left alone where there is one. Examples:
+    Nothing is started, and /etc/kvctl/kvctl.toml is left alone where there is one.
 
-    \b
-      kvctl install-units --dry-run
-      kvctl install-units
-      kvctl install-units --prefix build/root --program /opt/kvctl/bin/kvctl
+    Example: kvctl install-units --dry-run
+
+    Example: kvctl install-units --prefix build/root --program /opt/kvctl/bin/kvctl
     """
     run = program or _this_program()
     files = list(_files(run, runbooks.rstrip("/")))
@@ -169,4 +169,4 @@ def _next_steps(program: Path, prefix: str, *, service_changed: bool) -> Iterato
     yield "  usermod -aG kvctl NAME                # each person on call"
     yield "Prometheus: rule_files: [/usr/share/kvctl/prometheus/kvctl.rules.yml, .../kvctl.alerts.yml]"
     yield f"Documents: /{_DOC}/operations.md and what lies beside it"
-    yield "Grafana: copy /usr/share/kvctl/grafana/dashboards to where its provisioning looks"
+    yield f"Grafana: copy /{_PROVISIONING} to /etc/grafana/provisioning/dashboards/kvctl.yml"

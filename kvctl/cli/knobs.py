@@ -22,7 +22,7 @@ from kvctl.cli.common import (
     yes_option,
 )
 from kvctl.cli.spans import for_option
-from kvctl.cli.terminal import shown
+from kvctl.cli.terminal import harmless, shown
 
 ALL_ENGINES = "*"  # of drains: whatever engines there are
 _SHARES = frozenset({"margin", "enforce"})
@@ -77,8 +77,9 @@ def set_knob(
             answer(seen, output, preview)
             return
         _ask(client, route, body, yes=yes)
+        before = client.get("/v1/overrides")["active"]
         change = client.put(route, body, if_match)
-    _tell(change, output)
+    _tell(change, output, before.get(change["knob"]))
 
 
 def _ask(client: AdminClient, route: str, body: Mapping[str, Any], *, yes: bool) -> None:
@@ -139,8 +140,11 @@ def preview(seen: Mapping[str, Any]) -> Iterator[str]:
     yield f"  of {admitted:,} other decisions about {last['admissions_refused']:,} refused"
 
 
-def _tell(change: Mapping[str, Any], output: str) -> None:
+def _tell(change: Mapping[str, Any], output: str, replaced: Mapping[str, Any] | None = None) -> None:
     answer(change, output, _moved)
+    if replaced is not None and output == "table":
+        whose = f"by {replaced['actor']} ({replaced['reason']}), {span(replaced['left_s'])} of it left"
+        click.echo(harmless(f"it replaces an override {whose}"))
     if not change["kept"]:
         click.echo(
             "kvctl: in force, but the daemon could not write it down: a restart would undo it", err=True

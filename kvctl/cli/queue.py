@@ -18,6 +18,8 @@ from kvctl.cli.common import (
     watched,
 )
 
+_COLUMNS = ("HIGH", "NORMAL", "LOW", "TOKENS", "OLDEST", "STARTS IN")
+
 
 @click.command()
 @watched
@@ -36,6 +38,9 @@ def queue(watch: float | None, output: str, socket: Path | None, timeout: float)
 
 def _lines(engines: Mapping[str, Any]) -> Iterator[str]:
     yield table([_row(name, each) for name, each in engines.items()])
+    if off := [name for name, each in engines.items() if each["queue"] is None]:
+        whom = "" if len(off) == len(engines) else f" for {', '.join(off)}"
+        yield f"the queue is off{whom}: what does not fit is refused at once (queue_max_wait)"
     tenants = [
         {
             "TENANT": tenant["tenant"],
@@ -52,13 +57,19 @@ def _lines(engines: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _row(name: str, each: Mapping[str, Any]) -> Mapping[str, str]:
-    waits = each["queue"] or {"waiting": {}, "tokens": 0, "oldest_s": 0, "head_starts_in_s": None}
-    starts = waits["head_starts_in_s"]
+    queue = each["queue"]
     return {
         "ENGINE": name,
-        **{f"{word.upper()}": count(waits["waiting"].get(word, 0)) for word in ("high", "normal", "low")},
-        "TOKENS": count(waits["tokens"]),
-        "OLDEST": span(waits["oldest_s"]),
-        "STARTS IN": "-" if starts is None else span(max(starts, 0.0)),
+        **(dict.fromkeys(_COLUMNS, "off") if queue is None else _waiting(queue)),
         "IN ENGINE": count(each["engine_waiting"]),
+    }
+
+
+def _waiting(queue: Mapping[str, Any]) -> Mapping[str, str]:
+    starts = queue["head_starts_in_s"]
+    return {
+        **{word: count(queue["waiting"].get(word.lower(), 0)) for word in _COLUMNS[:3]},
+        "TOKENS": count(queue["tokens"]),
+        "OLDEST": span(queue["oldest_s"]),
+        "STARTS IN": "-" if starts is None else span(max(starts, 0.0)),
     }

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from kvctl.cli.card_remedies import no_reading
 from kvctl.cli.common import (
     answer,
     count,
@@ -52,6 +53,7 @@ def page(document: Document) -> list[str]:
         *(list(_engine(name, gate)) for name, gate in engines.items()),
         table(list(_ranks(engines))).splitlines(),
         table([_gpu(card) for card in gpus]).splitlines(),
+        _cards(document),
         _counting(document),
         _config(document),
         wrapped(override_lines(document["overrides"])),
@@ -105,6 +107,12 @@ def _engine(name: str, gate: Document) -> Iterator[str]:
 
 def _pair(one: str, its: str, other: str, others: str) -> str:
     return f"  {one:<12}{its:<22}{other:<15}{others}"
+
+
+def _cards(document: Document) -> list[str]:
+    """Only where no card can be read."""
+    fault = document.get("gpu_fault")
+    return [] if fault is None else wrapped([no_reading(fault)])
 
 
 def _counting(document: Document) -> list[str]:

@@ -53,7 +53,8 @@ def drain(
         document = client.post(_route("drain", engine), {"reason": reason} if reason else None)
         if wait:
             _until_idle(client, timeout, engine)
-    _told(document, output, _LOST)
+    whom = "new requests get 503" if engine is None else f"nothing new goes to {engine}"
+    _told(document, output, f"{whom}, and what runs goes on; kvctl undrain ends it")
 
 
 @click.command()
@@ -63,8 +64,9 @@ def drain(
 def undrain(engine: str | None, output: str, socket: Path | None, timeout: float) -> None:
     """Admit again."""
     with daemon(socket, timeout) as client:
+        drained = bool(_drained(client.get("/v1/engines")["engines"], engine))
         document = client.post(_route("undrain", engine))
-    _told(document, output, _LOST)
+    _told(document, output, "requests are admitted again" if drained else "nothing was drained")
 
 
 @click.command()
@@ -83,7 +85,7 @@ def bypass(*, ttl: float, reason: str, yes: bool, output: str, socket: Path | No
     confirm(f"For {span(ttl)} nothing protects the engine from overload. Go on?", yes=yes)
     with daemon(socket, timeout) as client:
         document = client.post("/v1/bypass", {"ttl_s": ttl, "reason": reason})
-    _told(document, output, _LOST)
+    _told(document, output)
 
 
 @click.command()
@@ -93,7 +95,7 @@ def resume(output: str, socket: Path | None, timeout: float) -> None:
     """End a bypass: kvctl enforces its limits again."""
     with daemon(socket, timeout) as client:
         document = client.post("/v1/resume")
-    _told(document, output, _LOST)
+    _told(document, output)
 
 
 def _until_idle(client: AdminClient, timeout: float, engine: str | None) -> None:
@@ -111,13 +113,18 @@ def _until_idle(client: AdminClient, timeout: float, engine: str | None) -> None
         time.sleep(_PEEK_S)
 
 
-def _words(it: Mapping[str, Any]) -> Iterator[str]:
+def _drained(engines: Mapping[str, Any], engine: str | None) -> list[str]:
+    return [name for name, each in engines.items() if engine in (None, name) and each["draining"]]
+
+
+def _words(it: Mapping[str, Any], meaning: str) -> Iterator[str]:
     life = f" for {span(it['left_s'])}" if it.get("left_s") else ""
     which = f" (engine {it['engine']} changed)" if "engine" in it else ""
-    yield it["mode"] + life + which
+    yield it["mode"] + life + which + (f": {meaning}" if meaning else "")
 
 
-def _told(document: Mapping[str, Any], output: str, lost: str) -> None:
-    answer(document, output, _words)
+def _told(document: Mapping[str, Any], output: str, meaning: str = "") -> None:
+    """``meaning``: what follows from the mode."""
+    answer(document, output, lambda it: _words(it, meaning))
     if not document["kept"]:
-        click.echo(lost, err=True)
+        click.echo(_LOST, err=True)

@@ -35,6 +35,7 @@ _RESTARTS_THAT_ARE_NONE = 3  # no engine starts so often within so few polls: tw
 _MAYBE_ANOTHER = frozenset(
     {SourceFault.REFUSED, SourceFault.NO_SERIES, SourceFault.UNPARSABLE, SourceFault.HTTP_STATUS}
 )
+_WORDS = {SourceFault.REFUSED: "connection refused"}  # not to be taken for requests that were refused
 _ALTERNATING = "two processes with counters of their own answer in turn behind one address"
 
 
@@ -239,9 +240,9 @@ class _Episode:
         self._good += 1
         if not self._kinds or self._good < _GOOD_POLLS_TO_END:
             return
-        lost = ", ".join(f"{polls} {fault}" for fault, polls in self._kinds.items())
+        lost = ", ".join(f"{polls} {_WORDS.get(fault, fault)}" for fault, polls in self._kinds.items())
         lasted = self._clock() - self._began
-        sentence = f"engine telemetry of {self._source} is back after {lasted:.1f} s ({lost})"
+        sentence = f"engine telemetry of {self._source} is back after {lasted:.1f} s; readings failed: {lost}"
         logs.event(log, logging.INFO, "telemetry_back", sentence)
         self._kinds = {}
 

@@ -58,10 +58,11 @@ class StateError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Shares of one from ``low`` to ``high``, both allowed."""
+    """Shares of one from ``low`` to ``high``, both allowed. ``named``: where the operator sets these."""
 
     low: float
     high: float
+    named: str = ""
 
     def accept(self, value: object) -> float:
         """The number. Raises OverrideError."""
@@ -70,7 +71,7 @@ class Range:
         if not self.low <= amount <= self.high:
             raise OverrideError(
                 Refusal.OUT_OF_BOUNDS,
-                f"{_share(amount)} is outside {_share(self.low)} to {_share(self.high)}",
+                f"{_share(amount)} is outside {_share(self.low)} to {_share(self.high)}{self.named}",
             )
         return amount
 
@@ -131,7 +132,7 @@ MOST_WAIT_S = 3600.0
 def bounds(margin_min: float, margin_max: float, most_tokens: int = MOST_TOKENS) -> Bounds:
     """The bounds of every knob; margins are shares of one."""
     return {
-        Knob.MARGIN: Range(margin_min, margin_max),
+        Knob.MARGIN: Range(margin_min, margin_max, " (margin_min to margin_max)"),
         Knob.POLICY: Choice(tuple(Policy)),
         Knob.ENFORCE: Range(0.0, 1.0),
         Knob.CAPACITY_TOKENS: Whole(1, most_tokens),
@@ -313,7 +314,7 @@ class Overrides:
             raise OverrideError(Refusal.BAD_TTL, f"{ttl_s!r:.50} is not a number of seconds")
         if not LEAST_TTL_S <= life <= self._ttl_max_s:
             bounds_ = f"{_span(LEAST_TTL_S)} to {_span(self._ttl_max_s)}"
-            message = f"a life of {_span(life)} is outside {bounds_}"
+            message = f"a life of {_span(life)} is outside {bounds_} (override_ttl_max)"
             raise OverrideError(Refusal.BAD_TTL, message)
         return life
 

@@ -1,7 +1,7 @@
 """Human sentences for changes: the same text in log line, systemd status and ``kvctl status``."""
 
 from kvctl.core.budget import Budget
-from kvctl.core.outcomes import BudgetReason, EngineState
+from kvctl.core.outcomes import SERVING, BudgetReason, EngineState
 
 _STATE_MEANS = {
     EngineState.STARTING: "the engine has not been seen yet; requests get 503",
@@ -36,12 +36,13 @@ def budget_sentence(before: Budget, after: Budget, reason: BudgetReason) -> str:
 
 
 def tick_sentence(budget: Budget, peak: float, leases: int, state: EngineState, *, draining: bool) -> str:
-    """The state of things in one line."""
+    """The state of things in one line; where nobody is served, that comes before any figure."""
+    nobody = "" if state in SERVING else f"{_STATE_MEANS[state]}; "
     term = budget.binding_term
     pressure = "" if term is None else f", pressure {budget.pressure_ratio:.2f} from {term}"
     drain = ", draining" if draining else ""
     return (
-        f"budget {budget.tokens:,} of {budget.capacity:,} KV tokens "
+        f"{nobody}budget {budget.tokens:,} of {budget.capacity:,} KV tokens "
         f"(margin {budget.margin_ratio:.0%}{pressure}), forecast peak {round(peak):,}, "
         f"{leases} in flight, engine {state}{drain}"
     )

@@ -29,7 +29,8 @@ def measured_profile(trace: DecisionTrace) -> Profile:
     spans = [_span(told) for told in trace.callers if told.seconds is not None]
     answers = [span for span in spans if span.output >= LONG_ENOUGH]
     if len(answers) < ENOUGH:
-        raise SetupError(f"{len(answers)} answers in the log are too few to measure an engine by")
+        few = f"{len(answers)} answers of {LONG_ENOUGH} tokens or more are too few to measure an engine by"
+        raise SetupError(f"{few}: {ENOUGH} are needed in the log; or name one with --engine-profile")
     beside = _Beside(spans)
     rows = [beside.amounts(answer) for answer in answers]
     base, each, prompt = fit(rows, [answer.end - answer.first for answer in answers])

@@ -93,6 +93,7 @@ class Stand:
 
     gate: GateStatus = GATE
     draining: bool = False
+    bypass: bool = False
     drained_engines: dict[str, bool] = field(default_factory=dict)
     given: Settings = field(default_factory=lambda: load(None, {"KVCTL_ENGINE_URL": ENGINE}))
     config: Path | None = None  # what a reload reads
@@ -131,6 +132,7 @@ class Stand:
             started_at=40.0,
             sentence=self.gate.sentence,
             draining=self.draining,
+            bypass=self.bypass,
             engines={ENGINE: replace(self.gate, draining=self.draining)},
             gpus=(GPU,),
         )

@@ -124,6 +124,17 @@ async def test_set_show_unset(daemon: Daemon, kvctl: Kvctl) -> None:
     assert (await kvctl("overrides")).out == "no override is in force\nrevision 2\n"
 
 
+async def test_one_override_in_the_place_of_another(daemon: Daemon, kvctl: Kvctl) -> None:
+    assert "replaces" not in (await kvctl("set", "margin", "12%", "--for", "1h", "--reason", "before")).out
+    actor = daemon.desk.active()[Knob.MARGIN].actor
+    done = await kvctl("set", "margin", "8%", "--reason", "r")
+    assert done.out.splitlines() == [
+        "margin: 12% -> 8% for 30 min (revision 2)",
+        f"it replaces an override by {actor} (before), 1 h of it left",
+    ]
+    assert json.loads((await kvctl("set", "margin", "9%", "--reason", "r", "-o", "json")).out)["new"] == 0.09
+
+
 async def test_policy_and_the_default_life(daemon: Daemon, kvctl: Kvctl) -> None:
     done = await kvctl("set", "policy", "static", "--reason", "r")
     assert done.out == "policy: forecast -> static for 30 min (revision 1)\n"
@@ -134,9 +145,13 @@ async def test_policy_and_the_default_life(daemon: Daemon, kvctl: Kvctl) -> None
 @pytest.mark.parametrize(
     ("arguments", "status", "text"),
     [
-        (("set", "margin", "90%", "--reason", "r"), 4, "90% is outside 0% to 50%"),
+        (("set", "margin", "90%", "--reason", "r"), 4, "90% is outside 0% to 50% (margin_min to margin_max)"),
         (("set", "margin", "0,12", "--reason", "r"), 4, "write a share such as 8%"),
-        (("set", "margin", "12%", "--for", "25h", "--reason", "r"), 4, "a life of 25 h is outside"),
+        (
+            ("set", "margin", "12%", "--for", "25h", "--reason", "r"),
+            4,
+            "is outside 1 s to 24 h (override_ttl_max)",
+        ),
         (("set", "margin", "12%", "--reason", " "), 4, "needs a reason"),
         (("set", "margin", "12%", "--reason", "r", "--if-match", "7"), 4, "revision 7 is stale"),
         (("set", "mar/gin", "12%", "--reason", "r"), 4, "no knob; there are margin, policy, enforce"),
@@ -156,13 +171,17 @@ async def test_refusals(kvctl: Kvctl, arguments: tuple[str, ...], status: int, t
 
 
 async def test_drain(daemon: Daemon, kvctl: Kvctl) -> None:
-    assert (await kvctl("drain", "--reason", "new driver")).out == "draining\n"
+    said = "draining: new requests get 503, and what runs goes on; kvctl undrain ends it\n"
+    assert (await kvctl("drain", "--reason", "new driver")).out == said
     assert daemon.stand.draining
     told = "new driver; holds over restarts, kvctl undrain ends it"
     for verb in ("status", "overrides"):
         assert told in " ".join((await kvctl(verb)).out.split()), verb
     assert json.loads((await kvctl("undrain", "-o", "json")).out) == {"mode": "active", "kept": True}
     assert not daemon.stand.draining
+    assert (await kvctl("undrain")).out == "active: nothing was drained\n"
+    assert (await kvctl("drain")).status == 0
+    assert (await kvctl("undrain")).out == "active: requests are admitted again\n"
     assert "undrain" not in (await kvctl("status")).out
 
 

@@ -16,7 +16,7 @@ from kvctl.cli.top import History, frame
 from kvctl.control.decision_file import DecisionFile
 from kvctl.core.outcomes import DECISION_OF, Decision, EngineState, RejectReason
 from kvctl.core.overrides import Knob
-from tests.admin.conftest import ENGINE
+from tests.admin.conftest import ENGINE, GATE
 from tests.cli.conftest import MAIN, Daemon, Kvctl
 from tests.core.test_decisions import ADMITTED, REFUSED, ended, record
 
@@ -181,6 +181,11 @@ async def test_check(daemon: Daemon, kvctl: Kvctl) -> None:
     daemon.stand.gate = replace(daemon.stand.gate, state=EngineState.UNREACHABLE)
     done = await kvctl("check")
     assert (done.status, "requests get 503" in done.out) == (2, True)
+    daemon.stand.gate = GATE
+    daemon.stand.draining = True
+    assert "kvctl is in mode draining: kvctl undrain ends it |" in (await kvctl("check")).out
+    daemon.stand.draining, daemon.stand.bypass = False, True
+    assert "kvctl is in mode bypass: kvctl resume ends it |" in (await kvctl("check")).out
     done = await kvctl("check", "--socket", "/nowhere/x")
     assert (done.status, done.out.startswith("KVCTL UNKNOWN - ")) == (3, True)
 
@@ -192,13 +197,21 @@ async def test_drain_waits_until_nothing_runs(daemon: Daemon, kvctl: Kvctl) -> N
     await asyncio.sleep(0.1)
     daemon.stand.gate = replace(daemon.stand.gate, leases=0)
     done = await waiting
-    assert (done.status, done.out) == (0, "draining\n")
+    assert (done.status, done.out.split(":")[0]) == (0, "draining")
 
 
 async def test_the_last_events(daemon: Daemon, kvctl: Kvctl) -> None:
     daemon.journal.ring.add(record(1, REFUSED, "caller-1"))
     assert "refuse  caller-1  100+400 tokens  kv_budget  retry after 1 s" in (await kvctl("events")).out
     assert json.loads((await kvctl("events", "-o", "jsonl")).out)["id"] == "caller-1"
+
+
+async def test_events_of_some_kinds(daemon: Daemon, kvctl: Kvctl) -> None:
+    """Decisions alone are remembered: who asks for others gets none of those, and hears how to see these."""
+    daemon.journal.ring.add(record(1, REFUSED, "caller-1"))
+    assert "caller-1" in (await kvctl("events", "--types", "decision,state")).out
+    done = await kvctl("events", "-n", "6", "--types", "budget,state")
+    assert (done.status, done.out, "with -f" in done.err) == (2, "", True)
 
 
 def test_a_line_for_every_kind() -> None:
@@ -212,7 +225,9 @@ def test_a_line_for_every_kind() -> None:
 
 
 async def test_queue_and_engines(daemon: Daemon, kvctl: Kvctl) -> None:
-    assert (await kvctl("queue")).out.splitlines()[1].split()[:4] == [ENGINE, "0", "0", "0"]
+    shown = (await kvctl("queue")).out.splitlines()
+    assert shown[1].split()[:4] == [ENGINE, "off", "off", "off"]
+    assert shown[2] == "the queue is off: what does not fit is refused at once (queue_max_wait)"
     assert (await kvctl("engines")).out.splitlines()[1].split()[:4] == [ENGINE, "up", "0", "48,000"]
     assert daemon.stand.gate.queue is None
 

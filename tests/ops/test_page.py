@@ -5,6 +5,7 @@ import base64
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from kvctl.core.outcomes import Limit, RejectReason
 from kvctl.web.live import MOST_LOOKING
 from tests.ops.chromium import MISSING, PROGRAM, Tab, chromium
 from tests.ops.stage import loaded_kvctl
@@ -168,7 +170,32 @@ async def test_it_is_live_and_nobody_complains(tab: Tab) -> None:
     figures = await tab.value('[...document.querySelectorAll(".figures dd")].map((each) => each.textContent)')
     assert len(figures) == 9
     assert not set(figures) & {"", "undefined", "NaN"}
+    assert await tab.value('document.querySelector(".moved").hidden')  # nothing is overridden
     assert tab.complaints == []
+
+
+@needs_chromium
+async def test_reasons_are_the_words_of_the_metrics(tab: Tab) -> None:
+    words = await tab.value(
+        '[...document.querySelectorAll("#refusals td:nth-child(2)")].map((each) => each.textContent)'
+    )
+    assert words
+    assert set(words) <= set(RejectReason)
+    assert await tab.value('document.querySelector(".limit").textContent') in set(Limit)
+    bars = await tab.value('[...document.querySelectorAll("#reasons li")].map((each) => each.textContent)')
+    assert {bar.split(":")[0] for bar in bars} <= set(RejectReason)
+
+
+@needs_chromium
+@pytest.mark.parametrize(("width", "rows"), [(1280, 1), (1000, 3), (400, 3)])
+async def test_no_figure_stands_alone(tab: Tab, width: int, rows: int) -> None:
+    await tab.call(
+        "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 600
+    )
+    tops = await tab.value(
+        '[...document.querySelectorAll(".figures div")].map((each) => each.getBoundingClientRect().top)'
+    )
+    assert sorted(Counter(tops).values()) == [9 // rows] * rows
 
 
 @needs_chromium
