@@ -5,10 +5,12 @@ import os
 import shlex
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from kvctl.admin.client import AdminClient, ClientError, UnreachableError
 from kvctl.cli.card_remedies import CARD_REMEDIES
+from kvctl.cli.common import SOCKET_VARIABLE
 from kvctl.cli.doctor_findings import Finding, failed, passed, warned
 from kvctl.core.outcomes import SERVING
 from kvctl.core.telemetry import GpuSample
@@ -105,8 +107,9 @@ def daemon(settings: Settings, timeout: float) -> Finding:
 
 def whose_settings(env: Mapping[str, str], timeout: float) -> list[Finding]:
     """Where these settings are bad and a daemon runs all the same: with which ones it does."""
+    socket = Path(env[SOCKET_VARIABLE]) if env.get(SOCKET_VARIABLE) else socket_of(env)
     try:
-        given = AdminClient(socket_of(env), timeout).get("/v1/config")["settings"]["engine_url"]["value"]
+        given = AdminClient(socket, timeout).get("/v1/config")["settings"]["engine_url"]["value"]
     except (ClientError, KeyError, TypeError):
         return []
     if not isinstance(given, str):

@@ -18,6 +18,7 @@ from kvctl.part_configs import authorization, engine_settings, identity_of, trus
 from kvctl.settings.errors import SettingsError
 from kvctl.settings.loading import load
 from kvctl.settings.model import Settings
+from kvctl.settings.usual import MANUAL
 
 
 def examine(config: Path | None, env: Mapping[str, str], timeout: float) -> list[Finding]:
@@ -25,7 +26,7 @@ def examine(config: Path | None, env: Mapping[str, str], timeout: float) -> list
     try:
         settings = load(config, env)
     except SettingsError as error:
-        remedy = "see docs/configuration.md; kvctl check-config judges them alone"
+        remedy = f"see {MANUAL}; kvctl check-config judges them alone"
         found = [failed("settings", problem, remedy) for problem in error.problems]
         return [*found, *doctor_machine.whose_settings(env, timeout)]
     raise_file_limit()

@@ -19,7 +19,7 @@ from kvctl.settings.sources import (
     nearest,
 )
 from kvctl.settings.types import HIDDEN
-from kvctl.settings.usual import CONFIG_VARIABLE, DEFAULT_CONFIG
+from kvctl.settings.usual import CONFIG_VARIABLE, DEFAULT_CONFIG, MANUAL
 
 _NO_FLAGS: Mapping[str, object] = MappingProxyType({})
 
@@ -66,7 +66,7 @@ def _told(place: Place, error: ErrorDetails) -> str:
     start = f"{place.where(key)}: {place.name(key)}"
     if error["type"] == "extra_forbidden":
         near = nearest(key)
-        remedy = f"did you mean {place.name(near)}?" if near else "see docs/configuration.md for the names"
+        remedy = f"did you mean {place.name(near)}?" if near else f"see {MANUAL} for the names"
         return f"{start} is not a setting; {remedy}"
     if key == "engines":  # its own words name the entry and the value; the whole list may hold a key
         return f"{start}: {SPECS[key].complaint(error)}"

@@ -11,6 +11,7 @@ DEFAULT_CONFIG = Path("/etc/kvctl/kvctl.toml")
 CONFIG_VARIABLE = "KVCTL_CONFIG"  # names the file, so it is no setting of its own
 ADMIN_SOCKET = Path("/run/kvctl/kvctl.sock")
 STATE_DIR = Path("/var/lib/kvctl")
+MANUAL = "configuration.md (in docs or /usr/share/doc/kvctl)"  # in a clone; where install-units puts it
 
 
 def own_socket(env: Mapping[str, str]) -> Path:

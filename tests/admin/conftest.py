@@ -19,7 +19,16 @@ from kvctl.control.journal import Journal
 from kvctl.core.claim import Shape
 from kvctl.core.decisions import DecisionRecord
 from kvctl.core.guards import GuardStatus
-from kvctl.core.outcomes import Absence, BudgetReason, CapacitySource, EngineState, Limit, Policy, Pressure
+from kvctl.core.outcomes import (
+    Absence,
+    BudgetReason,
+    CapacitySource,
+    EngineState,
+    Limit,
+    Policy,
+    Pressure,
+    SourceFault,
+)
 from kvctl.core.overrides import Knob, Value, bounds
 from kvctl.core.status import GateStatus, RankStatus
 from kvctl.core.telemetry import GpuSample
@@ -94,6 +103,7 @@ class Stand:
     gate: GateStatus = GATE
     draining: bool = False
     bypass: bool = False
+    gpu_fault: SourceFault | None = None
     drained_engines: dict[str, bool] = field(default_factory=dict)
     given: Settings = field(default_factory=lambda: load(None, {"KVCTL_ENGINE_URL": ENGINE}))
     config: Path | None = None  # what a reload reads
@@ -134,7 +144,8 @@ class Stand:
             draining=self.draining,
             bypass=self.bypass,
             engines={ENGINE: replace(self.gate, draining=self.draining)},
-            gpus=(GPU,),
+            gpus=(GPU,) if self.gpu_fault is None else (),
+            gpu_fault=self.gpu_fault,
         )
 
     def settings(self) -> Settings:

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from kvctl.cli.card_remedies import CARD_REMEDIES, no_reading
 from kvctl.cli.events import line
 from kvctl.cli.main import VERBS
 from kvctl.cli.top import History, frame
 from kvctl.control.decision_file import DecisionFile
-from kvctl.core.outcomes import DECISION_OF, Decision, EngineState, RejectReason
+from kvctl.core.outcomes import DECISION_OF, Decision, EngineState, RejectReason, SourceFault
 from kvctl.core.overrides import Knob
 from tests.admin.conftest import ENGINE, GATE
 from tests.cli.conftest import MAIN, Daemon, Kvctl
@@ -144,7 +145,7 @@ async def test_a_dry_run(daemon: Daemon, kvctl: Kvctl) -> None:
     assert (done.status, "Missing option '--reason'" in done.err) == (2, True)
 
 
-async def test_reload(daemon: Daemon, kvctl: Kvctl, tmp_path: Path) -> None:
+async def test_reload(daemon: Daemon, kvctl: Kvctl, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """F23: exit 1 with file, line, key and remedy on a bad file; what waits for a restart is named."""
     config = daemon.stand.config = tmp_path / "kvctl.toml"
     config.write_text("margin = '8%'\nlisten = '127.0.0.1:9'\n")
@@ -158,6 +159,11 @@ async def test_reload(daemon: Daemon, kvctl: Kvctl, tmp_path: Path) -> None:
     assert (done.status, done.out) == (1, "")
     assert done.err.splitlines()[0].startswith(f"kvctl: {config}:1: margin = '800%' is more than the whole")
     assert "the old settings stay in force" in done.err
+    config.write_text("margin = '800%'\nretry_after_max = 'soon'\n")
+    assert (await kvctl("reload")).status == 1
+    (logged,) = [each.getMessage() for each in caplog.records if "not reloaded" in each.getMessage()][-1:]
+    assert "margin = '800%'" in logged
+    assert "retry_after_max = 'soon'" in logged  # for SIGHUP and systemctl reload the log is all there is
     assert "the last reload was refused" in (await kvctl("status")).out
 
 
@@ -230,6 +236,33 @@ async def test_queue_and_engines(daemon: Daemon, kvctl: Kvctl) -> None:
     assert shown[2] == "the queue is off: what does not fit is refused at once (queue_max_wait)"
     assert (await kvctl("engines")).out.splitlines()[1].split()[:4] == [ENGINE, "up", "0", "48,000"]
     assert daemon.stand.gate.queue is None
+
+
+async def test_cards_that_cannot_be_read(daemon: Daemon, kvctl: Kvctl) -> None:
+    assert "no reading of cards" not in (await kvctl("status")).out
+    for fault in (each for each in SourceFault if each in CARD_REMEDIES):
+        assert no_reading(fault) == f"no reading of cards: {fault}; {CARD_REMEDIES[fault]}"
+    daemon.stand.gpu_fault = SourceFault.LIBRARY_MISSING
+    for verb in (("status",), ("gpu", "list")):
+        said = " ".join((await kvctl(*verb)).out.split())
+        assert "no reading of cards: library_missing; install the NVIDIA driver, or set gpus = none" in said
+
+
+async def test_doctor_without_settings_beside_a_daemon(daemon: Daemon, kvctl: Kvctl) -> None:
+    done = await kvctl("doctor", KVCTL_CONFIG="/dev/null")
+    assert done.status == 1
+    assert "engine_url is not set" in done.out
+    assert f"KVCTL_ENGINE_URL={daemon.stand.given.engine_url} kvctl doctor" in done.out
+    assert "kvctl show-config --live" in done.out
+    done = await kvctl("doctor", KVCTL_CONFIG="/dev/null", KVCTL_ADMIN_SOCKET="/nowhere")
+    assert (done.status, "runs all the same" in done.out) == (1, False)
+
+
+@pytest.mark.parametrize("verb", sorted(VERBS))
+async def test_no_help_shows_how_it_was_written(kvctl: Kvctl, verb: str) -> None:
+    done = await kvctl(verb, "--help")
+    assert done.status == 0
+    assert "\\" not in done.out
 
 
 async def test_top_without_a_terminal(daemon: Daemon, kvctl: Kvctl) -> None:

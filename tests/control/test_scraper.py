@@ -309,7 +309,24 @@ async def test_fault_has_one_line_when_it_begins_and_one_when_it_ends(
     ]
     assert "http_status" in begun
     assert "is back" in ended
-    assert "3 http_status" in ended
+    assert "s; readings failed: 3 http_status" in ended
+
+
+async def test_refused_polls_are_not_to_be_taken_for_refused_requests(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine = FakeEngine()
+    caplog.set_level(logging.INFO)
+    async with served(engine.metrics, engine.model_list) as port:
+        pass
+    async with Watched(url(port)) as watched:
+        for _ in range(2):
+            await watched.scraper.poll()
+        async with served(engine.metrics, engine.model_list, port=port):
+            for _ in range(8):
+                await watched.scraper.poll()
+    (ended,) = [text for record in caplog.records if "is back" in (text := record.getMessage())]
+    assert ended.endswith("s; readings failed: 2 connection refused")
 
 
 async def test_credentials_of_the_url_stay_out_of_the_log(caplog: pytest.LogCaptureFixture) -> None:

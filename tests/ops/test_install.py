@@ -53,6 +53,10 @@ def test_everything_lies_where_it_is_looked_for(tmp_path: Path) -> None:
     boards = sorted((tmp_path / "usr/share/kvctl/grafana/dashboards").glob("*.json"))
     assert [json.loads(path.read_text())["uid"] for path in boards] == [path.stem for path in boards]
     assert len(boards) == 3
+    provisioning = tmp_path / "usr/share/kvctl/grafana/provisioning/dashboards.yml"
+    (looked_for,) = re.findall(r"^ *path: (\S+)$", provisioning.read_text(), re.MULTILINE)
+    assert f"{tmp_path}{looked_for}" == str(boards[0].parent)
+    assert f"copy {str(provisioning).removeprefix(str(tmp_path))} to" in result.output
     runbooks = {path.stem for path in (tmp_path / "usr/share/doc/kvctl/runbooks").glob("*.md")}
     assert runbooks == {alert.name for alert in ALERTS}
     assert "systemctl daemon-reload && systemctl enable --now kvctl" in result.output

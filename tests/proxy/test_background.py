@@ -173,7 +173,7 @@ async def test_there_is_a_most(tmp_path: Path) -> None:
         assert [line for line in counted if "reject_later" in line and line.endswith(" 1.0")], counted
         assert 'reason="background_responses"} 1.0\n' in page
         told = it.it.daemon.journal.ring.latest(1)[0].decision
-        assert (told.reason, told.retry_after_s) == (
+        assert (str(told.reason), told.retry_after_s) == (
             "background_responses",
             pytest.approx(wait_ms / 1000, abs=0.002),
         )

@@ -138,7 +138,7 @@ def test_unknown_names_name_the_nearest(config: Path) -> None:
         f"{config}:3: route is not a setting; did you mean routes.pass?",
         f"{config}:6: routes.pas is not a setting; did you mean routes.pass?",
         "environment: KVCTL_TICK_INTERVL is not a setting; did you mean KVCTL_TICK_INTERVAL?",
-        "environment: KVCTL_XYZZY is not a setting; see docs/configuration.md for the names",
+        f"environment: KVCTL_XYZZY is not a setting; see {usual.MANUAL} for the names",
         "command line: --lisen is not a setting; did you mean --listen?",
     ]
 

@@ -225,7 +225,7 @@ def test_one_engine_of_several(tmp_path: Path) -> None:
 
 
 def test_too_few_answers_measure_nothing(tmp_path: Path) -> None:
-    with pytest.raises(SetupError, match="too few .*: 20 are needed; .*--engine-profile"):
+    with pytest.raises(SetupError, match=r"too few .*: 20 are needed in the log; .*--engine-profile"):
         measured_profile(read_log([written(tmp_path, [decided(0.0)])]))
 
 
