@@ -148,6 +148,8 @@ class Box:
         holder = [sys.executable, "-m", "tests.fleet.holder", self.url, json.dumps(body)]
         self._stack.enter_context(running(holder, os.environ, self.folder / "holder.log"))
         eventually(lambda: self.metric("claimed_tokens") >= tokens, "the long answer is admitted")
+        full = f"{self.url}/readyz?headroom=0.999"
+        eventually(lambda: ask(full).status == 503, "the next tick has told load balancers")
 
     def metric(self, name: str) -> float:
         """The sum of the series of ``kvctl_<name>``."""

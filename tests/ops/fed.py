@@ -87,7 +87,9 @@ class Fed:
         self.metrics.add_engine(ENGINE, lambda: self.gate.status(self.now))
         self.metrics.gpu = lambda: self.reading
         self.metrics.overrides = lambda: self.overrides.active(self.now).values()
-        self.metrics.config = lambda: ConfigView(certificate_ends={("listen", ""): WALL + 40 * 86400})
+        self.metrics.config = lambda: ConfigView(
+            certificate_ends={("listen", ""): WALL + 40 * 86400, ("engine_ca", ENGINE): WALL + 400 * 86400}
+        )
         self.metrics.counting = Counting()
         self.metrics.sources["nvml"] = lambda: SourceView(up=self.reading.fault is None, read_at=self.now - 1)
         self.metrics.sources["engine_metrics"] = lambda: SourceView(

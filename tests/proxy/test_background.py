@@ -173,10 +173,8 @@ async def test_there_is_a_most(tmp_path: Path) -> None:
         assert [line for line in counted if "reject_later" in line and line.endswith(" 1.0")], counted
         assert 'reason="background_responses"} 1.0\n' in page
         told = it.it.daemon.journal.ring.latest(1)[0].decision
-        assert (str(told.reason), told.retry_after_s) == (
-            "background_responses",
-            pytest.approx(wait_ms / 1000, abs=0.002),
-        )
+        assert str(told.reason) == "background_responses"
+        assert told.retry_after_s == pytest.approx(wait_ms / 1000, abs=0.002)
         assert (await it.it.post(PATH, asked(10) | {"background": False})).status == 200
         await it.it.post(f"{PATH}/{name}/cancel", {})
         await it.until(lambda: EndReason.CALLER_CANCELLED in it.reasons)
