@@ -23,6 +23,9 @@ def missing() -> str:
         return "systemd is not installed"
     if unified() is None:
         return "no cgroup2 hierarchy is mounted"
+    for needed in (HERE, Path(sys.prefix).resolve()):
+        if needed.parts[:2] in {("/", "tmp"), ("/", "run")}:
+            return f"the manager has a /{needed.parts[1]} of its own, and would not find {needed}"
     probe = "mount -t tmpfs tmpfs /tmp && mount -t cgroup2 none /sys/fs/cgroup"
     done = subprocess.run([*UNSHARE, "sh", "-c", probe], capture_output=True, text=True, check=False)
     return "" if done.returncode == 0 else f"no namespaces of one's own: {done.stderr.strip()}"
