@@ -139,7 +139,12 @@ class Gatekeeper:
         moved, self.moved = self.moved, []
         moved.sort(key=_moved_at)
         for lease in moved:
-            commands = self._gate.handle(Progressed(lease.request_id, lease.take_untold()), lease.moved_at)
+            event = Progressed(lease.request_id, lease.take_untold())
+            try:
+                commands = self._gate.handle(event, lease.moved_at)
+            except Exception:  # what comes next may be the end of another's lease: it must be heard
+                log.exception("the tokens of a lease could not be counted; it goes on")
+                continue
             if commands:
                 self._tell(commands)
 

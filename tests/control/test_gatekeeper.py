@@ -57,6 +57,32 @@ async def opened(keeper: Gatekeeper, name: str) -> LeaseHandle:
     return lease
 
 
+class FailsOnTokensOfA(Gate):
+    """A defect that one lease's progress meets."""
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        if isinstance(event, Progressed) and event.request_id == "a" and event.tokens > 1:
+            raise ZeroDivisionError
+        return super().handle(event, now)
+
+
+async def test_tokens_that_cannot_be_counted_keep_no_lease_of_anybody(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    keeper = Gatekeeper(FailsOnTokensOfA(GateConfig()), lambda: 100.0)
+    keeper.handle(EngineDescribed(EngineInfo(models=("tiny",), context_tokens=4096)))
+    leases = [await opened(keeper, name) for name in "ab"]
+    for lease in leases:
+        lease.progress(1)
+        lease.progress(5)
+    with caplog.at_level(logging.ERROR):
+        leases[1].end(EndReason.FINISHED)
+    assert "could not be counted" in caplog.text
+    assert [lease.id for lease in keeper.gate.ledger] == ["a"]
+    leases[0].end(EndReason.FINISHED)
+    assert len(keeper.gate.ledger) == 0
+
+
 async def test_what_is_written_down_waits_for_others_and_is_of_its_moment() -> None:
     """In order, with the scales of each decision; what no request brings comes at once, after all before."""
     keeper = Gatekeeper(Gate(GateConfig()), lambda: 100.0)
