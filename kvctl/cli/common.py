@@ -83,14 +83,14 @@ _watch_option = click.option(
 yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
 
 
-def watched(command: F) -> F:
-    """The option of a verb that can be shown again and again: --watch."""
-    return _watch_option(command)
-
-
 def talks_to_daemon(command: F) -> F:
     """The options of a verb that calls the daemon: --socket and --timeout."""
     return _socket_option(_timeout_option(command))
+
+
+def looks_at_daemon(command: F) -> F:
+    """The options of a verb that shows one of the daemon's documents, for ``look``."""
+    return _watch_option(output_option(talks_to_daemon(command)))
 
 
 @contextmanager
@@ -126,7 +126,26 @@ def answer(document: object, output: str, lines: Callable[[Any], Iterable[str]])
         emit(document, output)
 
 
-def repeatedly(watch: float | None, output: str, once: Callable[[], None]) -> None:
+def look(
+    path: str,
+    lines: Callable[[Any], Iterable[str]],
+    *,
+    watch: float | None,
+    output: str,
+    socket: Path | None,
+    timeout: float,
+) -> None:
+    """Show the daemon's document at ``path``, or every ``watch`` seconds what it is by then."""
+
+    def once() -> None:
+        with daemon(socket, timeout) as client:
+            document = client.get(path)
+        answer(document, output, lines)
+
+    _repeatedly(watch, output, once)
+
+
+def _repeatedly(watch: float | None, output: str, once: Callable[[], None]) -> None:
     """``once``, or every ``watch`` seconds until the user has seen enough; a table takes the whole screen."""
     if watch is None:
         once()

@@ -1,37 +1,24 @@
 """``kvctl engines``: every engine with its ranks, one line each."""
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import click
 
 from kvctl.cli.common import (
-    answer,
     count,
-    daemon,
-    output_option,
+    look,
+    looks_at_daemon,
     percent,
-    repeatedly,
     table,
-    talks_to_daemon,
-    watched,
 )
 
 
 @click.command()
-@watched
-@output_option
-@talks_to_daemon
-def engines(watch: float | None, output: str, socket: Path | None, timeout: float) -> None:
+@looks_at_daemon
+def engines(**asked: Any) -> None:
     """The engines and their ranks: state, pool, what runs and waits in them."""
-
-    def once() -> None:
-        with daemon(socket, timeout) as client:
-            document = client.get("/v1/engines")
-        answer(document, output, lambda it: _lines(it["engines"]))
-
-    repeatedly(watch, output, once)
+    look("/v1/engines", lambda it: _lines(it["engines"]), **asked)
 
 
 def _lines(found: Mapping[str, Any]) -> Iterator[str]:

@@ -10,12 +10,12 @@ from kvctl.cli.card_remedies import no_reading
 from kvctl.cli.common import (
     answer,
     daemon,
+    look,
+    looks_at_daemon,
     output_option,
-    repeatedly,
     span,
     table,
     talks_to_daemon,
-    watched,
 )
 from kvctl.cli.spans import Span
 
@@ -28,18 +28,10 @@ def gpu() -> None:
 
 
 @gpu.command("list")
-@watched
-@output_option
-@talks_to_daemon
-def list_cards(watch: float | None, output: str, socket: Path | None, timeout: float) -> None:
+@looks_at_daemon
+def list_cards(**asked: Any) -> None:
     """Cards, whose they are, and what the driver says of them."""
-
-    def once() -> None:
-        with daemon(socket, timeout) as client:
-            document = client.get("/v1/gpus")
-        answer(document, output, _lines)
-
-    repeatedly(watch, output, once)
+    look("/v1/gpus", _lines, **asked)
 
 
 @gpu.command()

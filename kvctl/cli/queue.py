@@ -1,39 +1,26 @@
 """``kvctl queue``: who waits, before kvctl and in the engines behind it, and what tenants hold."""
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import click
 
 from kvctl.cli.common import (
-    answer,
     count,
-    daemon,
-    output_option,
-    repeatedly,
+    look,
+    looks_at_daemon,
     span,
     table,
-    talks_to_daemon,
-    watched,
 )
 
 _COLUMNS = ("HIGH", "NORMAL", "LOW", "TOKENS", "OLDEST", "STARTS IN")
 
 
 @click.command()
-@watched
-@output_option
-@talks_to_daemon
-def queue(watch: float | None, output: str, socket: Path | None, timeout: float) -> None:
+@looks_at_daemon
+def queue(**asked: Any) -> None:
     """Who waits, by engine and priority, and what each tenant has in flight."""
-
-    def once() -> None:
-        with daemon(socket, timeout) as client:
-            document = client.get("/v1/queue")
-        answer(document, output, lambda it: _lines(it["engines"]))
-
-    repeatedly(watch, output, once)
+    look("/v1/queue", lambda it: _lines(it["engines"]), **asked)
 
 
 def _lines(engines: Mapping[str, Any]) -> Iterator[str]:

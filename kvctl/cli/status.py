@@ -2,24 +2,19 @@
 
 import textwrap
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import click
 
 from kvctl.cli.card_remedies import no_reading
 from kvctl.cli.common import (
-    answer,
     count,
-    daemon,
-    output_option,
+    look,
+    looks_at_daemon,
     paint,
     percent,
-    repeatedly,
     span,
     table,
-    talks_to_daemon,
-    watched,
 )
 from kvctl.cli.knobs import drain_lines, override_lines
 from kvctl.core.outcomes import SERVING, EngineState
@@ -31,18 +26,10 @@ _GUESSED = {"operator": " (set)", "plan": " (planned)", "fallback": " (assumed)"
 
 
 @click.command()
-@watched
-@output_option
-@talks_to_daemon
-def status(watch: float | None, output: str, socket: Path | None, timeout: float) -> None:
+@looks_at_daemon
+def status(**asked: Any) -> None:
     """What the daemon does and why."""
-
-    def once() -> None:
-        with daemon(socket, timeout) as client:
-            document = client.get("/v1/status")
-        answer(document, output, page)
-
-    repeatedly(watch, output, once)
+    look("/v1/status", page, **asked)
 
 
 def page(document: Document) -> list[str]:

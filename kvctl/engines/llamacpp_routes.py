@@ -3,7 +3,8 @@
 Many have a short name beside the one with ``/v1``. Errors have OpenAI's shape, with a number as code.
 """
 
-from kvctl.engines.base import Api, Form, Route, Treatment
+from kvctl.engines.base import Form, Route
+from kvctl.engines.route_table import administration, generating, passed, refused
 
 _GENERATE = (
     ("/v1/chat/completions", "chat", Form.CHAT),
@@ -40,7 +41,6 @@ _PASS = (
     ("POST", "/v1/messages/count_tokens", "count_tokens"),
 )
 
-_UNMETERED = "kvctl does not meter this route; the operator may list it in routes.pass"
 _REFUSE = (
     ("*", "/v1/audio/transcriptions", "transcriptions"),
     ("*", "/audio/transcriptions", "transcriptions"),
@@ -52,29 +52,12 @@ _REFUSE = (
     ("*", "/predict", "predict"),
 )
 
-_ADMIN_HINT = "engine administration; the operator may list it in routes.admin_pass"
 # /slots and /props show callers' prompts and the model's path; as POST they change the engine.
 _ADMIN = ("/slots", "/slots/*", "/props", "/lora-adapters", "/models/load", "/models/unload", "/models/sse")
 
 ROUTES: tuple[Route, ...] = (
-    *(
-        Route(
-            method="POST",
-            path=path,
-            name=name,
-            treatment=Treatment.GENERATE,
-            api=Api.ANTHROPIC if form is Form.MESSAGES else Api.OPENAI,
-            form=form,
-        )
-        for path, name, form in _GENERATE
-    ),
-    *(Route(method=method, path=path, name=name, treatment=Treatment.PASS) for method, path, name in _PASS),
-    *(
-        Route(method=method, path=path, name=name, treatment=Treatment.REFUSE, hint=_UNMETERED)
-        for method, path, name in _REFUSE
-    ),
-    *(
-        Route(method="*", path=path, name="admin", treatment=Treatment.REFUSE, admin=True, hint=_ADMIN_HINT)
-        for path in _ADMIN
-    ),
+    *generating(_GENERATE),
+    *passed(_PASS),
+    *refused(_REFUSE),
+    *administration(_ADMIN),
 )

@@ -1,6 +1,7 @@
 """Every route of SGLang up to 0.5 and what the proxy does with it."""
 
-from kvctl.engines.base import Api, Form, Route, Treatment
+from kvctl.engines.base import Form, Route
+from kvctl.engines.route_table import administration, generating, passed, refused
 
 _GENERATE = (
     ("/generate", "generate", Form.SGLANG_GENERATE),
@@ -53,7 +54,6 @@ _REFUSE = (
     ("*", "/close_session", "session"),
 )
 
-_ADMIN_HINT = "engine administration; the operator may list it in routes.admin_pass"
 _ADMIN = (
     "/abort_request",
     "/check_weights",
@@ -90,24 +90,8 @@ _ADMIN = (
 )
 
 ROUTES: tuple[Route, ...] = (
-    *(
-        Route(
-            method="POST",
-            path=path,
-            name=name,
-            treatment=Treatment.GENERATE,
-            api=Api.ANTHROPIC if form is Form.MESSAGES else Api.OPENAI,
-            form=form,
-        )
-        for path, name, form in _GENERATE
-    ),
-    *(Route(method=method, path=path, name=name, treatment=Treatment.PASS) for method, path, name in _PASS),
-    *(
-        Route(method=method, path=path, name=name, treatment=Treatment.REFUSE, hint=_UNMETERED)
-        for method, path, name in _REFUSE
-    ),
-    *(
-        Route(method="*", path=path, name="admin", treatment=Treatment.REFUSE, admin=True, hint=_ADMIN_HINT)
-        for path in _ADMIN
-    ),
+    *generating(_GENERATE),
+    *passed(_PASS),
+    *refused(_REFUSE, _UNMETERED),
+    *administration(_ADMIN),
 )

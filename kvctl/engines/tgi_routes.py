@@ -1,6 +1,7 @@
 """Every route of TGI up to 3.3 and what the proxy does with it. All of them answer errors in TGI's shape."""
 
-from kvctl.engines.base import Api, Form, Route, Treatment
+from kvctl.engines.base import Api, Form, Route
+from kvctl.engines.route_table import generating, passed, refused
 
 _GENERATE = (
     ("/generate", "generate", Form.TGI_GENERATE),
@@ -25,22 +26,13 @@ _UNMETERED = "kvctl does not meter this route; use /generate or /v1/chat/complet
 
 # What cloud platforms call, each with a body of its own around the same generation.
 _REFUSE = (
-    ("/invocations", "invocations"),
-    ("/vertex", "vertex"),
-    ("/v2/models/*", "kserve"),
+    ("POST", "/invocations", "invocations"),
+    ("POST", "/vertex", "vertex"),
+    ("POST", "/v2/models/*", "kserve"),
 )
 
 ROUTES: tuple[Route, ...] = (
-    *(
-        Route(method="POST", path=path, name=name, treatment=Treatment.GENERATE, api=Api.TGI, form=form)
-        for path, name, form in _GENERATE
-    ),
-    *(
-        Route(method=method, path=path, name=name, treatment=Treatment.PASS, api=Api.TGI)
-        for method, path, name in _PASS
-    ),
-    *(
-        Route(method="POST", path=path, name=name, treatment=Treatment.REFUSE, api=Api.TGI, hint=_UNMETERED)
-        for path, name in _REFUSE
-    ),
+    *generating(_GENERATE, api=Api.TGI),
+    *passed(_PASS, api=Api.TGI),
+    *refused(_REFUSE, _UNMETERED, api=Api.TGI),
 )

@@ -4,7 +4,8 @@ A route that generates or holds KV and cannot be counted is refused with a hint:
 run beside the ledger. Routes that are not here are refused by the proxy.
 """
 
-from kvctl.engines.base import Api, Form, Route, Treatment
+from kvctl.engines.base import Form, Route
+from kvctl.engines.route_table import UNMETERED, administration, generating, passed, refused
 
 _GENERATE = (
     ("/v1/chat/completions", "chat", Form.CHAT),
@@ -51,16 +52,13 @@ _PASS = (
 
 _CHAT = "kvctl does not meter this route; use /v1/chat/completions"
 _SOCKET = "kvctl relays no WebSocket: a session's use of the KV cache has no bound; use the HTTP routes"
-_DECISIONS = "kvctl does not meter this route; the operator may list it in routes.pass"
 
 _REFUSE = (
-    ("*", "/cohere/v2/chat", "cohere_chat", _CHAT),
-    ("*", "/v1/responses/compact", "responses", _CHAT),  # generates, though it is under a passed prefix
-    ("*", "/v1/realtime", "realtime", _SOCKET),
-    ("*", "/v1/systemone", "structured_decisions", _DECISIONS),
+    ("/cohere/v2/chat", "cohere_chat", _CHAT),
+    ("/v1/responses/compact", "responses", _CHAT),  # generates, though it is under a passed prefix
+    ("/v1/realtime", "realtime", _SOCKET),
+    ("/v1/systemone", "structured_decisions", UNMETERED),
 )
-
-_ADMIN_HINT = "engine administration; the operator may list it in routes.admin_pass"
 
 _ADMIN = (
     "/abort_requests",
@@ -99,24 +97,8 @@ _ADMIN = (
 )
 
 ROUTES: tuple[Route, ...] = (
-    *(
-        Route(
-            method="POST",
-            path=path,
-            name=name,
-            treatment=Treatment.GENERATE,
-            api=Api.ANTHROPIC if form is Form.MESSAGES else Api.OPENAI,
-            form=form,
-        )
-        for path, name, form in _GENERATE
-    ),
-    *(Route(method=method, path=path, name=name, treatment=Treatment.PASS) for method, path, name in _PASS),
-    *(
-        Route(method=method, path=path, name=name, treatment=Treatment.REFUSE, hint=hint)
-        for method, path, name, hint in _REFUSE
-    ),
-    *(
-        Route(method="*", path=path, name="admin", treatment=Treatment.REFUSE, admin=True, hint=_ADMIN_HINT)
-        for path in _ADMIN
-    ),
+    *generating(_GENERATE),
+    *passed(_PASS),
+    *(route for path, name, hint in _REFUSE for route in refused([("*", path, name)], hint)),
+    *administration(_ADMIN),
 )
