@@ -110,6 +110,8 @@ def _series(head: str) -> Reading | None:
 
     Its reading has a value that no engine wrote: what is read of a line with it is a line's last word.
     """
+    if repr(_PROBE) in head:
+        return None
     try:
         read = _parse_all(f"{head} {_PROBE!r}")
     except PageError:

@@ -83,6 +83,7 @@ VALUES = st.sampled_from(
 @given(HEADS, st.sampled_from([" ", "", "  ", "\t"]), VALUES, VALUES, st.sampled_from(["", "", " ", "\r"]))
 @example('a{x="1"} 5', " ", "1.0", "2.0", "")
 @example("a", " ", "1.0", "9" * 400, "")
+@example("a 0.8414709848078965", " ", "1.0", "1700000000000", "")
 @example("a", " ", "1e+99", "1e+400", "")
 @settings(max_examples=examples(500), deadline=None)
 def test_a_line_says_what_the_library_says(head: str, gap: str, first: str, then: str, end: str) -> None:
