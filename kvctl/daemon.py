@@ -160,7 +160,7 @@ class Daemon:
             settings,
             counter,
             clock=self._clock,
-            observers=[*tellers(named), (counts.take, counts.kinds)],
+            observers=[*tellers(named), *counts.interests],
             on_gate=partial(self._watch, name),
             on_retry=partial(self._reports.fault, ProxyFault.UPSTREAM_RETRIED),
             card=partial(self.cards.smallest, name),
@@ -170,7 +170,8 @@ class Daemon:
 
     def _watch(self, name: str, keeper: Gatekeeper) -> None:
         self.journal.watch(name, keeper)
-        keeper.observe(partial(self._recent.observe, name), Admit, Reject)
+        keeper.observe(partial(self._recent.observe, name), Reject)
+        keeper.count(partial(self._recent.observe, name), Admit)
 
     def _keepers(self) -> list[Gatekeeper]:
         return [keeper for unit in self.units.values() for keeper in unit.ranks.keepers]
@@ -308,6 +309,7 @@ class Daemon:
         self.face.update(standing_of(gates.values()))
         if due:
             self._told_at = now
+            self.journal.settle()
             self._recent.sample(gates)
             self._sentence = self._sentence_of(gates)
             self._notify.status(self._sentence)

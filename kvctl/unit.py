@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from kvctl.control.certificates import Trust
-from kvctl.control.decision_log import asked_of, record_of
+from kvctl.control.decision_log import record_of
 from kvctl.control.gatekeeper import Gatekeeper, Interest, Observer
 from kvctl.control.plan_check import PlanCheck
 from kvctl.control.planning import plan_source
@@ -212,8 +212,7 @@ class Unit:
         gates = [keeper.gate for keeper in self.ranks.keepers]
         best, _ = choose([gate.offer(shape, now) for gate in gates], [0.0] * len(gates))
         gate = gates[best]
-        asked = asked_of(Arrived("", shape))
-        return record_of(self.name, asked, gate.scales(), gate.outlook(shape, now), now)
+        return record_of(self.name, Arrived("", shape), gate.moment(), gate.outlook(shape, now), now)
 
     def start(self) -> None:
         """Begin to watch the engine."""

@@ -4,17 +4,21 @@
   names a file, a folder, ``-n``, ``-m``, ``-s`` or ``--pdb`` gets one process; so does the live suite.
 * Tests marked ``slow`` (real Prometheus, HAProxy and Envoy over real time, long replays) are left out and
   counted in the summary, unless ``-m`` is given or their file is named. ``pytest -m slow`` runs them alone.
+* Tests on an event loop have one whose clock stands still while the process does, see tests/steady.py.
 * Property tests draw the same few examples each time; ``--hypothesis-profile=thorough`` draws many, and
   others each time.
 """
 
 import os
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
+
+from tests.steady import SteadyLoop
 
 MOST_WORKERS = 4
 LEFT_OUT = "kvctl_slow_left_out"
@@ -52,6 +56,12 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     if not alone and getattr(option, "numprocesses", 0) is None:
         option.numprocesses = min(2 * len(os.sched_getaffinity(0)), MOST_WORKERS)
         option.dist, option.loadscopereorder = "loadfile", False
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], SteadyLoop]]:
+    """What stands still is the machine, and no caller or engine of a test."""
+    return {"steady": SteadyLoop}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ops.prometheus import free_port
+from tests.ports import free_port
 from tests.proxy.harness import (
     CHAT,
     CHAT_STREAM,
@@ -170,7 +170,8 @@ async def engine(release: asyncio.Event) -> AsyncIterator[str]:
 async def test_an_engine_that_is_not_there(tmp_path: Path) -> None:
     """F05, F11, C27: ready at once, says what it waits for, 503 with a time to come back, a quiet log."""
     async with daemon(tmp_path, f"http://127.0.0.1:{free_port()}") as it:
-        assert any(each.startswith("READY=1") for each in it.told())
+        heard = it.told()
+        assert any(each.startswith("READY=1") for each in heard)
         assert (await it.ask(get("/healthz"))).startswith(b"HTTP/1.1 200 ")
         for _ in range(100):
             answer = await it.post()
@@ -179,7 +180,12 @@ async def test_an_engine_that_is_not_there(tmp_path: Path) -> None:
         ready = await it.ask(get("/readyz"))
         assert ready.startswith(b"HTTP/1.1 503 ")
         assert b"engine" in ready
-        await until(lambda: any("STATUS=" in each and "engine" in each for each in it.told()))
+
+        def told_of_it() -> bool:
+            heard.extend(it.told())
+            return any("STATUS=" in each and "engine" in each for each in heard)
+
+        await until(told_of_it)
         assert 'kvctl_telemetry_up{source="engine_metrics"} 0' in await it.metrics()
         assert len(it.lines()) <= 8, it.lines()
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from kvctl import logs
 from kvctl.control import decision_documents as documents
 from kvctl.control.appending import append
-from kvctl.core.decisions import Entry
+from kvctl.core.decisions import Kept, made
 
 log = logs.get("decisions")
 
@@ -44,17 +44,17 @@ class DecisionFile:
         self._offset = wall_offset
         self._buffered = buffered
         self._every_s = every_s
-        self._buffer: list[tuple[Entry, float]] = []
+        self._buffer: list[tuple[Kept, float]] = []
         self._dropped_told = 0
         self._task: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
 
-    def put(self, entry: Entry) -> None:
+    def put(self, kept: Kept) -> None:
         """Have a record written; never waits."""
         if len(self._buffer) >= self._buffered:
             self.dropped += 1
         else:
-            self._buffer.append((entry, self._offset()))
+            self._buffer.append((kept, self._offset()))
 
     def start(self) -> None:
         """Write from now on."""
@@ -86,9 +86,10 @@ class DecisionFile:
             self.written += len(batch)
         self._note(fault)
 
-    def _write(self, batch: list[tuple[Entry, float]], dropped: int) -> str:
+    def _write(self, batch: list[tuple[Kept, float]], dropped: int) -> str:
         """Append; returns why it could not. Blocks."""
-        lines = [documents.encoded(documents.line(entry, entry.at + offset)) for entry, offset in batch]
+        entries = ((made(kept), offset) for kept, offset in batch)
+        lines = [documents.encoded(documents.line(entry, entry.at + offset)) for entry, offset in entries]
         if dropped:
             lines.append(documents.encoded({"v": documents.VERSION, "type": "dropped", "records": dropped}))
         data = b"\n".join(lines) + b"\n"

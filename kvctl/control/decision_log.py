@@ -5,30 +5,99 @@ request that waits in the queue is decided by a later event, so what came in is 
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+
+import msgspec
 
 from kvctl.control.gatekeeper import VERDICTS
 from kvctl.core.claim import Shape
-from kvctl.core.decisions import Asked, DecisionRecord, EndRecord, Entry, Scales
+from kvctl.core.decisions import Asked, DecisionRecord, EndRecord, Kept, Scales
 from kvctl.core.events import Admit, Arrived, Command, Event, LeaseEnded, LeftQueue, Queued, Reject
-from kvctl.core.outcomes import Decision, EndReason
+from kvctl.core.outcomes import Decision, EndReason, RejectReason
+from kvctl.core.snapshot import Moment, scales_of
 
-Sink = Callable[[Entry], None]
+Sink = Callable[[Kept], None]
+
+
+class Admission(msgspec.Struct, frozen=True, gc=False):
+    """Of one that was let in, what its record is made of. Nothing of its prompts but their sizes.
+
+    Requests come by the hundred a second, and hardly a record is read: it costs a fraction to keep this.
+    """
+
+    engine: str
+    at: float
+    waited_s: float
+    lease_id: str
+    request_id: str
+    route: str
+    model: str
+    tenant: str
+    prompts: tuple[int, ...]
+    n: int
+    asked_output: int | None
+    exact: bool
+    stream: bool
+    moment: Moment
+    tenant_name: str
+    claim_tokens: int
+    outputs: tuple[int, ...]
+    shadow: RejectReason | None
+    forecast_tokens: float
+    bounded: bool
+    alone: bool
+
+    def record(self) -> DecisionRecord:
+        """The record."""
+        asked = Asked(
+            lease_id=self.lease_id,
+            request_id=self.request_id,
+            route=self.route,
+            model=self.model,
+            tenant=digest(self.tenant),
+            prompts=self.prompts,
+            n=self.n,
+            asked_output=self.asked_output,
+            exact=self.exact,
+            stream=self.stream,
+        )
+        return DecisionRecord(
+            at=self.at,
+            engine=self.engine,
+            asked=asked,
+            scales=scales_of(self.moment),
+            decision=Decision.ADMIT,
+            tenant_name=self.tenant_name,
+            claim_tokens=self.claim_tokens,
+            allowed_output=max(self.outputs, default=0),
+            reason=self.shadow,
+            forecast_tokens=self.forecast_tokens,
+            forecast_bounded=self.bounded,
+            alone=self.alone,
+            shadow=self.shadow is not None,
+            waited_s=self.waited_s,
+        )
 
 
 class DecisionRecorder:
-    """Give it to ``Gatekeeper.record``; ``sinks`` get each record as it is made."""
+    """Give it to ``Gatekeeper.record``; ``sinks`` get each record as it is made, or what it is made of.
 
-    def __init__(self, engine: str, scales: Callable[[], Scales], *sinks: Sink) -> None:
+    ``moment`` tells what the event was weighed against that is shown. ``sinks`` may come and go.
+    """
+
+    def __init__(self, engine: str, moment: Callable[[], Moment], sinks: Iterable[Sink]) -> None:
         self._engine = engine
-        self._scales = scales
+        self._moment = moment
         self._sinks = sinks
         self._waiting: dict[str, tuple[Arrived, float]] = {}
-        self._names: dict[str, str] = {}  # lease id: the caller's own id, while it runs
+        self._names: dict[str, str] = {}  # lease id: the id that the caller gave it, while it runs
 
     def __call__(self, event: Event, commands: list[Command], now: float) -> None:
         """One event and what the gate said to it."""
         if type(event) is Arrived:
+            if len(commands) == 1 and type(verdict := commands[0]) is Admit:  # by far the most
+                self._admitted(event, verdict, now, now)
+                return
             self._waiting[event.request_id] = event, now
         for command in commands:
             if isinstance(command, LeaseEnded):
@@ -47,7 +116,7 @@ class DecisionRecorder:
             at=now,
             engine=self._engine,
             asked=asked_of(event),
-            scales=self._scales(),
+            scales=scales_of(self._moment()),
             decision=Decision.QUEUE,
             reason=command.reason,
             starts_in_s=command.starts_in_s,
@@ -78,9 +147,15 @@ class DecisionRecorder:
             return
         event, came_at = kept
         if isinstance(command, Admit):
-            self._names[command.request_id] = event.client_id
-        asked, waited_s = asked_of(event), now - came_at
-        self._tell(record_of(self._engine, asked, self._scales(), command, now, waited_s=waited_s))
+            self._admitted(event, command, came_at, now)
+        else:
+            scales, waited_s = scales_of(self._moment()), now - came_at
+            self._tell(_refused(self._engine, asked_of(event), scales, command, now=now, waited_s=waited_s))
+
+    def _admitted(self, event: Arrived, command: Admit, came_at: float, now: float) -> None:
+        if event.client_id not in ("", event.request_id):
+            self._names[event.request_id] = event.client_id
+        self._tell(_admission(self._engine, event, self._moment(), command, now=now, waited_s=now - came_at))
 
     def _ended(self, command: LeaseEnded) -> None:
         record = command.record
@@ -91,7 +166,7 @@ class DecisionRecorder:
                 at=record.at,
                 engine=self._engine,
                 lease_id=lease.id,
-                request_id=self._names.pop(lease.id, "") or lease.id,
+                request_id=self._names.pop(lease.id, lease.id),
                 end=record.reason,
                 seconds=record.at - lease.admitted_at,
                 first_token_s=None if first is None else first - lease.admitted_at,
@@ -101,9 +176,9 @@ class DecisionRecorder:
             )
         )
 
-    def _tell(self, entry: Entry) -> None:
+    def _tell(self, kept: Kept) -> None:
         for sink in self._sinks:
-            sink(entry)
+            sink(kept)
 
 
 def asked_of(event: Arrived) -> Asked:
@@ -124,28 +199,25 @@ def asked_of(event: Arrived) -> Asked:
 
 
 def record_of(
-    engine: str, asked: Asked, scales: Scales, command: Admit | Reject, now: float, *, waited_s: float = 0.0
+    engine: str, event: Arrived, moment: Moment, command: Admit | Reject, now: float
 ) -> DecisionRecord:
-    """The record of a decision on ``asked``, which waited so long for it."""
-    if isinstance(command, Reject):
-        return _refused(engine, asked, scales, command, now=now, waited_s=waited_s)
-    claim = command.claim
-    return DecisionRecord(
-        at=now,
-        engine=engine,
-        asked=asked,
-        scales=scales,
-        decision=Decision.ADMIT,
-        tenant_name=command.tenant,
-        claim_tokens=claim.tokens,
-        allowed_output=max(claim.outputs, default=0),
-        reason=command.shadow,
-        forecast_tokens=command.forecast_tokens,
-        forecast_bounded=command.bounded,
-        alone=command.alone,
-        shadow=command.shadow is not None,
-        waited_s=waited_s,
-    )
+    """The record of a decision on what came in, weighed against ``moment``, that nothing waited for."""
+    if isinstance(command, Admit):
+        return _admission(engine, event, moment, command, now=now, waited_s=0.0).record()
+    return _refused(engine, asked_of(event), scales_of(moment), command, now=now, waited_s=0.0)
+
+
+def _admission(
+    engine: str, event: Arrived, moment: Moment, command: Admit, *, now: float, waited_s: float
+) -> Admission:
+    shape, claim = event.shape, command.claim
+    return Admission(
+        engine, now, waited_s, event.request_id, event.client_id or event.request_id,
+        shape.route, shape.model, shape.tenant, shape.prompts, shape.n,
+        shape.asked_output, shape.exact, shape.stream, moment,
+        command.tenant, claim.tokens, claim.outputs, command.shadow,
+        command.forecast_tokens, command.bounded, command.alone,
+    )  # fmt: skip
 
 
 def _refused(

@@ -17,7 +17,6 @@ from typing import Self, TypeVar
 
 from kvctl import logs
 from kvctl.core.claim import Claim, Shape
-from kvctl.core.decisions import Scales
 from kvctl.core.events import (
     Abandoned,
     Admit,
@@ -32,7 +31,7 @@ from kvctl.core.events import (
 )
 from kvctl.core.gate import Gate
 from kvctl.core.outcomes import EndReason
-from kvctl.core.snapshot import Moment, scales_of
+from kvctl.core.snapshot import Moment
 
 log = logs.get("control.gatekeeper")
 
@@ -102,7 +101,8 @@ class LeaseHandle:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.end(EndReason.CANCELLED)
+        if not self._done:
+            self.end(EndReason.CANCELLED)
 
 
 Handle = TypeVar("Handle", bound=LeaseHandle)
@@ -165,21 +165,24 @@ class Gatekeeper:
         for kind in kinds:
             self._counting.setdefault(kind, []).append(observer)
 
-    def scales(self) -> Scales:
+    def moment(self) -> Moment:
         """What the gate weighed against when the event came that recorders are shown; else now."""
-        return self.gate.scales() if self._shown is None else scales_of(self._shown)
+        return self.gate.moment() if self._shown is None else self._shown
 
     def settle(self) -> None:
         """Write down all that happened."""
         late, self._late = self._late, []
+        recorders, counting = self._recorders, self._counting
         for event, commands, now, self._shown in late:
-            for recorder in self._recorders:
+            for recorder in recorders:
                 try:
                     recorder(event, commands, now)
                 except Exception:
                     log.exception("a recorder failed; what the gate decided stands")
             for command in commands:
-                _show(command, self._counting.get(type(command), ()))
+                audience = counting.get(type(command))
+                if audience is not None:
+                    _show(command, audience)
         self._shown = None
 
     def progressed(self, request_id: str, tokens: int) -> None:
@@ -192,14 +195,13 @@ class Gatekeeper:
         """Hand one event to the gate; returns its commands after the observers saw them."""
         if self.moved:
             self._catch_up()
-        now = self.clock()
-        commands = self._gate.handle(event, now)
-        late = self._late
-        late.append((event, commands, now, self._gate.moment()))
-        if commands:
+        now, gate, late = self.clock(), self._gate, self._late
+        commands = gate.handle(event, now)
+        late.append((event, commands, now, gate.moment()))
+        kind = type(commands[0]) if len(commands) == 1 else None
+        if commands and (self._waiting or kind is None or self._audience.get(kind, True)):
             self._tell(commands)
-        frequent = len(commands) == 1 and type(commands[0]) in _FREQUENT
-        if not frequent or self.hurry or len(late) >= _WRITTEN_LATE:
+        if kind not in _FREQUENT or self.hurry or len(late) >= _WRITTEN_LATE:
             self.settle()
         return commands
 

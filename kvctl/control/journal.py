@@ -11,11 +11,11 @@ from weakref import WeakSet
 
 from kvctl.control import decision_documents as documents
 from kvctl.control.decision_file import KEPT, DecisionFile
-from kvctl.control.decision_log import DecisionRecorder
+from kvctl.control.decision_log import DecisionRecorder, Sink
 from kvctl.control.decision_search import FARTHEST, search
 from kvctl.control.gatekeeper import Gatekeeper
 from kvctl.control.hub import Hub
-from kvctl.core.decisions import DecisionRecord, Entry, Ring, Story
+from kvctl.core.decisions import EndRecord, Kept, Ring, Story, made
 from kvctl.core.events import BudgetChanged, Command, EngineRestarted, Noted, StateChanged
 
 Document = dict[str, Any]
@@ -41,15 +41,13 @@ class Journal:
         self.hub = Hub(heard=self._heard)
         self._keepers: WeakSet[Gatekeeper] = WeakSet()
         self.file = file
+        self._sinks: list[Sink] = [self.ring.add] if file is None else [self.ring.add, file.put]
         self._clock = clock
         self._wall = wall
 
     def watch(self, engine: str, keeper: Gatekeeper) -> None:
         """Keep the decisions and changes of an engine's gate."""
-        sinks = [self.ring.add, self._tell_entry]
-        if self.file is not None:
-            sinks.append(self.file.put)
-        keeper.record(DecisionRecorder(engine, keeper.scales, *sinks))
+        keeper.record(DecisionRecorder(engine, keeper.moment, self._sinks))
         keeper.hurry = self.hub.heard
         self._keepers.add(keeper)
         keeper.observe(
@@ -76,8 +74,12 @@ class Journal:
     def _heard(self, heard: bool) -> None:
         """Somebody listens to what happens, or nobody does any more."""
         for keeper in tuple(self._keepers):
-            keeper.hurry = heard
             keeper.settle()
+            keeper.hurry = heard
+        if heard:
+            self._sinks.append(self._tell_entry)
+        else:
+            self._sinks.remove(self._tell_entry)
 
     def tell(self, kind: str, document: Document) -> None:
         """Something else happened: an override, a drain, a reload."""
@@ -152,16 +154,14 @@ class Journal:
 
     # --- what is told -------------------------------------------------------------------------------
 
-    def _tell_entry(self, entry: Entry) -> None:
-        if not self.hub.heard:
-            return
-
-        def made() -> Document:
+    def _tell_entry(self, kept: Kept) -> None:
+        def told() -> Document:
+            entry = made(kept)
             shown = documents.line(entry, entry.at + self._offset())
             del shown["v"], shown["type"]
             return shown
 
-        self.hub.tell("decision" if isinstance(entry, DecisionRecord) else "end", made)
+        self.hub.tell("end" if isinstance(kept, EndRecord) else "decision", told)
 
     def _tell_command(self, engine: str, command: Command) -> None:
         if not self.hub.heard:

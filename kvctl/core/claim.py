@@ -7,8 +7,6 @@ Each of the (prompts x n) sequences with prompt ``p`` and allowed output ``m`` c
 default for the route; either is held to ``context - p``, since the engine generates no further.
 """
 
-from dataclasses import field
-
 from kvctl.core.outcomes import RejectReason
 from kvctl.core.records import record
 
@@ -57,7 +55,7 @@ class Limits:
     unknown_output: int = 4096  # worst case of an unlimited request where neither context nor pool is known
 
 
-@record(kw_only=True)
+@record
 class Claim:
     """Worst case of a request: per prompt its length and allowed output, ``n`` sequences of each.
 
@@ -70,11 +68,8 @@ class Claim:
     n: int
     block: int
     tokens: int
+    sequences: int  # that the engine will run for this request
     prefixes: tuple[Prefix, ...] = ()
-    sequences: int = field(init=False)  # that the engine will run for this request
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "sequences", len(self.prompts) * self.n)
 
     @property
     def largest_sequence(self) -> int:
@@ -137,7 +132,7 @@ def claim(shape: Shape, limits: Limits) -> Claim:
     A prompt that was only bounded holds no more than the context: the engine refuses what is longer. Without
     that a long text whose tokens nobody counted would be told to come back later for ever.
     """
-    prompts, block = shape.prompts, limits.block
+    prompts, block, n = shape.prompts, limits.block, shape.n
     if not shape.exact and limits.context is not None:
         prompts = tuple([min(prompt, limits.context) for prompt in prompts])
     if len(prompts) == 1:  # nearly all
@@ -147,14 +142,8 @@ def claim(shape: Shape, limits: Limits) -> Claim:
     else:
         outputs = tuple([allowed_output(shape, prompt, limits) for prompt in prompts])
         tokens = sum([round_up(p + m, block) for p, m in zip(prompts, outputs, strict=True)])
-    return Claim(
-        prompts=prompts,
-        outputs=outputs,
-        n=shape.n,
-        block=block,
-        tokens=tokens * shape.n,
-        prefixes=shape.prefixes if len(shape.prefixes) == len(prompts) else (),
-    )
+    prefixes = shape.prefixes if len(shape.prefixes) == len(prompts) else ()
+    return Claim(prompts, outputs, n, block, tokens * n, len(prompts) * n, prefixes)
 
 
 def never_fits(shape: Shape, limits: Limits) -> NeverFits | None:

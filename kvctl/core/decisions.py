@@ -6,6 +6,7 @@ traffic again (when it came, what it asked, how long its answer was) and to say 
 
 from collections import deque
 from collections.abc import Iterator
+from typing import Protocol
 
 from kvctl.core.outcomes import Decision, EndReason, EngineState, Limit, Policy, Pressure, RejectReason
 from kvctl.core.records import record
@@ -108,7 +109,28 @@ class EndRecord:
     held_tokens: int
 
 
+class Sketch(Protocol):
+    """What a decision's record is made of, once somebody reads it: of most nobody does."""
+
+    @property
+    def lease_id(self) -> str:
+        """As of ``Asked``."""
+
+    @property
+    def request_id(self) -> str:
+        """As of ``Asked``."""
+
+    def record(self) -> DecisionRecord:
+        """The record."""
+
+
 Entry = DecisionRecord | EndRecord
+Kept = Sketch | Entry
+
+
+def made(kept: Kept) -> Entry:
+    """The record that was kept, or what its sketch says."""
+    return kept if isinstance(kept, Entry) else kept.record()
 
 
 @record
@@ -125,8 +147,8 @@ class Ring:
     def __init__(self, size: int) -> None:
         self._size = size
         self._order: deque[str] = deque()
-        self._stories: dict[str, Story] = {}
-        self._by_request: dict[str, str] = {}
+        self._stories: dict[str, Story | tuple[Sketch, EndRecord | None]] = {}
+        self._by_request: dict[str, str] = {}  # of those that the caller named
 
     def __len__(self) -> int:
         return len(self._order)
@@ -136,23 +158,41 @@ class Ring:
         self._size = size
         self._shrink()
 
-    def add(self, entry: Entry) -> None:
+    def add(self, kept: Kept) -> None:
         """Take a record in. The end of a decision that is forgotten is forgotten too."""
-        if isinstance(entry, EndRecord):
-            story = self._stories.get(entry.lease_id)
-            if story is not None:
-                self._stories[entry.lease_id] = Story(story.decision, entry)
-            return
-        asked = entry.asked
-        if asked.lease_id not in self._stories:
-            self._order.append(asked.lease_id)
-        self._stories[asked.lease_id] = Story(entry)
-        self._by_request[asked.request_id] = asked.lease_id  # a retry under the same id: the last one counts
-        self._shrink()
+        if isinstance(kept, EndRecord):
+            self._over(kept)
+        elif isinstance(kept, DecisionRecord):
+            self._put(kept.asked.lease_id, kept.asked.request_id, Story(kept))
+        else:
+            self._put(kept.lease_id, kept.request_id, (kept, None))
+
+    def _over(self, end: EndRecord) -> None:
+        found = self._stories.get(end.lease_id)
+        if isinstance(found, Story):
+            self._stories[end.lease_id] = Story(found.decision, end)
+        elif found is not None:
+            self._stories[end.lease_id] = found[0], end
+
+    def _put(self, lease_id: str, request_id: str, story: Story | tuple[Sketch, None]) -> None:
+        if lease_id not in self._stories:
+            self._order.append(lease_id)
+        self._stories[lease_id] = story
+        if request_id != lease_id:
+            self._by_request[request_id] = lease_id  # a retry under the same id: the last one counts
+        if len(self._order) > self._size:
+            self._shrink()
 
     def find(self, some_id: str) -> Story | None:
         """The story of a lease id, or of the last request with that X-Request-Id."""
-        return self._stories.get(some_id) or self._stories.get(self._by_request.get(some_id, ""))
+        return self._story(some_id) or self._story(self._by_request.get(some_id, ""))
+
+    def _story(self, lease_id: str) -> Story | None:
+        found = self._stories.get(lease_id)
+        if found is None or isinstance(found, Story):
+            return found
+        story = self._stories[lease_id] = Story(found[0].record(), found[1])
+        return story
 
     def ids(self) -> list[str]:
         """The lease ids of now, the latest first."""
@@ -163,18 +203,20 @@ class Ring:
         if most <= 0:
             return []
         newest = [lease_id for lease_id, _ in zip(reversed(self._order), range(most), strict=False)]
-        return [self._stories[lease_id] for lease_id in reversed(newest)]
+        return [story for lease_id in reversed(newest) if (story := self._story(lease_id)) is not None]
 
     def since(self, at: float) -> Iterator[Story]:
         """Those decided at ``at`` or later, the latest first."""
         for lease_id in reversed(self._order):
-            story = self._stories[lease_id]
-            if story.decision.at < at:
+            story = self._story(lease_id)
+            if story is None or story.decision.at < at:
                 return
             yield story
 
     def _shrink(self) -> None:
         while len(self._order) > self._size:
-            asked = self._stories.pop(self._order.popleft()).decision.asked
-            if self._by_request.get(asked.request_id) == asked.lease_id:
-                del self._by_request[asked.request_id]
+            lease_id = self._order.popleft()
+            gone = self._stories.pop(lease_id)
+            request_id = gone.decision.asked.request_id if isinstance(gone, Story) else gone[0].request_id
+            if self._by_request.get(request_id) == lease_id:
+                del self._by_request[request_id]

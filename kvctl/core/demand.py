@@ -7,8 +7,9 @@ What may be in flight is the supply side; the gate puts the two together.
 """
 
 from kvctl.core.claim import Claim
+from kvctl.core.curves import Curve
 from kvctl.core.events import Ended
-from kvctl.core.forecast import Curve, Forecast
+from kvctl.core.forecast import Forecast
 from kvctl.core.frailty import FORGOTTEN, Frailty
 from kvctl.core.guards import Guards
 from kvctl.core.ledger import EndedLease, Lease, Ledger
@@ -44,7 +45,7 @@ class Demand:
     def open(self, lease: Lease, forecast: Candidate | None, now: float) -> None:
         """Charge a lease, with the curve that it was judged by; None: it was judged by ``most_with``."""
         sharing = self._sharing
-        if forecast is None and sharing.must_draw(lease.claim):
+        if forecast is None and lease.claim.prefixes and sharing.must_draw:
             forecast = sharing.candidate(lease.claim, lease.key)
         if forecast is not None:
             lease.cached_tokens = sharing.weigh(forecast, lease.claim).cached
@@ -96,9 +97,11 @@ class Demand:
         that far, but no answer of that length.
         """
         lease, reason = record.lease, record.reason
-        self.frailty.ended(lease, self._table, finished=reason is EndReason.FINISHED)
-        counted = counted or (lease.streaming and lease.first_token_at is not None)
-        finished = reason is EndReason.FINISHED and counted
+        by_itself = reason is EndReason.FINISHED
+        if lease.streaming:
+            self.frailty.ended(lease, self._table, finished=by_itself)
+            counted = counted or lease.first_token_at is not None
+        finished = by_itself and counted
         if finished or record.output_tokens > 0:
             allowed = lease.longest if counted and reason in NATURAL else None
             self._survival.ended(lease.key, lease.output_per_sequence, finished=finished, allowed=allowed)
@@ -195,7 +198,7 @@ class Demand:
 
     def cached(self, asked: Claim, key: Key) -> int:
         """Prompt tokens of a request that the engine has computed for others in flight."""
-        return self._sharing.cached(asked, key) if asked.prefixes else 0
+        return self._sharing.cached(asked, key)
 
     def engine_owes(self, *, looks_empty: bool) -> bool:
         """Whether the engine has something to do for us: without that, standing still is no wedge.

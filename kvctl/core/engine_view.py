@@ -193,8 +193,10 @@ class EngineView:
             return EngineState.STARTING
         if self._asleep:
             return EngineState.ASLEEP
-        if self._stuck is None and self._busy_since is not None:
-            self._judge_progress(now, self._busy_since)
+        if self._stuck is None:
+            long_ago, busy_since = now - self._config.stall_timeout_s, self._busy_since
+            if busy_since is not None and busy_since < long_ago and self._token_at < long_ago:
+                self._judge_progress(now, long_ago)
         if self._stuck is None:
             return self._telemetry_state(now)
         on_trial = now - self._tried_at > self._config.stall_timeout_s
@@ -225,12 +227,9 @@ class EngineView:
             return EngineState.UP
         return EngineState.LATE if age <= self._config.stale_after_s else EngineState.STALE
 
-    def _judge_progress(self, now: float, busy_since: float) -> None:
+    def _judge_progress(self, now: float, long_ago: float) -> None:
         """With requests in flight and no token for the stall timeout: is it stuck, or only slow?"""
-        long_ago = now - self._config.stall_timeout_s
-        if busy_since >= long_ago or self._token_at >= long_ago or self._contact_at is None:
-            return
-        if self._contact_at < long_ago:
+        if self._contact_at is not None and self._contact_at < long_ago:
             self._stuck = EngineState.UNREACHABLE
         elif self._counters_known() and self._moved_at is not None and self._moved_at < long_ago:
             self._stuck = EngineState.WEDGED

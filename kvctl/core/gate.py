@@ -51,16 +51,17 @@ from kvctl.core.unseen import EngineWork
 from kvctl.core.waiting import WaitingRoom
 from kvctl.core.weighing import bounded, weigh
 
+_STATIC, _FORECAST, _ON_TRIAL = Policy.STATIC, Policy.FORECAST, EngineState.TRIAL  # looked up once
+
 
 class Gate:
     """Admission for one engine."""
 
     def __init__(self, config: GateConfig, demand: Callable[[Guards], Demand] = Demand) -> None:
         self._demand = demand(Guards(config.ttft_target_s, config.itl_target_s, config.max_num_seqs))
-        self.ledger = self._demand.ledger
+        self.ledger, self._leases = self._demand.ledger, self._demand.ledger.leases
         self._supply = Supply(config)
-        self._policy = config.policy
-        self._draining = False
+        self._policy, self._draining = config.policy, False
         self._retry = RetryHints(longest_s=config.retry_after_max_s, seed=config.jitter_seed)
         self._tenants = Tenants(config.tenants)
         self._room = WaitingRoom(self._demand, self._supply, self._retry, self._tenants.shares.used)
@@ -124,38 +125,40 @@ class Gate:
     def _case(self, event: Arrived, limits: Limits) -> Case:
         shape = event.shape
         asked, key = claim(shape, limits), (shape.model, shape.route, shape.tenant)
-        case = Case(event, asked, key, self._demand.curve, self._policy is Policy.STATIC)
+        case = Case(event, asked, key, self._demand.curve, self._policy is _STATIC)
         if self._tenants.on:
             case.tenant, case.priority = self._tenants.known(shape.tenant), self._tenants.priority(shape)
         return case
 
-    def _weigh(self, case: Case, *, exact: bool) -> None:
-        """The forecast peak with it; ``exact``: nothing but the curve will do."""
-        demand, supply = self._demand, self._supply
-        exact = exact or self._tenants.on or bool(self._waiting) or self._policy is Policy.STATIC
-        if exact or not bounded(case, demand, supply):
-            weigh(case, demand, supply, self._policy, may_wait=self._room.open)
+    def _weigh(self, case: Case) -> None:
+        """The forecast peak with it, by the curve."""
+        weigh(case, self._demand, self._supply, self._policy, may_wait=self._room.open)
 
     def _obstacle(self, case: Case, now: float, *, exact: bool = False) -> Obstacle | None:
-        """What stands in its way: its tenant's quota, the KV budget, a guard, or what others are owed."""
+        """What stands in its way: its tenant's quota, the KV budget, a guard, or what others are owed.
+
+        ``exact``: nothing but the curve will do.
+        """
         over = self._tenants.over_quota(case, now) if self._tenants.on else None
         if over is not None:
             return over
         asked, budget = case.asked, self._supply.budget.tokens
-        self._weigh(case, exact=exact)
-        fits = self._policy is Policy.NONE or case.peak <= budget
-        idle = len(self.ledger) == 0
+        by_curve = exact or case.static or self._tenants.on or bool(self._waiting)
+        if by_curve or not bounded(case, self._demand, self._supply):
+            self._weigh(case)
+        fits = case.peak <= budget or self._policy is Policy.NONE
+        idle = not self._leases
         case.alone = not fits and idle and self._supply.takes_alone(asked, exact=case.event.shape.exact)
         if not (fits or case.alone):
             if case.own > budget:
                 return Obstacle(RejectReason.TOO_LARGE_NOW, tokens=float(self.ledger.held_tokens()))
             return Obstacle(RejectReason.KV_BUDGET, tokens=case.peak - budget)
         guards, guarded = self._demand.guards, None
-        if self._policy is Policy.FORECAST:
+        if self._policy is _FORECAST:
             guarded = guards.refuse(asked, self.ledger, now, case.cached)
         if guarded is not None:
             if case.bounded:  # a refusal tells the peak itself
-                self._weigh(case, exact=True)
+                self._weigh(case)
             sequences = guarded.sequences if guarded.seconds is None else None
             return Obstacle(guarded.reason, sequences=sequences, seconds=guarded.seconds)
         if not self._tenants.on or idle:
@@ -168,22 +171,20 @@ class Gate:
 
     def _admit(self, case: Case, now: float, since: float | None = None) -> Admit:
         """Charge and let in; ``since``: it waited from then on."""
-        event, waited = case.event, None if since is None else now - since
-        stream = event.shape.stream
-        lease = Lease(id=event.request_id, key=case.key, claim=case.asked, streaming=stream, admitted_at=now)
-        lease.cached_tokens = case.cached
+        event, asked, waited = case.event, case.asked, None if since is None else now - since
+        lease = Lease(event.request_id, case.key, asked, event.shape.stream, now, case.cached)
         self._demand.open(lease, None if case.bounded else case.candidate, now)
         if lease.cached_tokens:
             self._supply.sharing.expect(lease.cached_tokens)
         if self._tenants.on:
             self._tenants.opened(event.request_id, case.tenant, case.own, now)
         self._retry.admitted()
-        if self._supply.state is EngineState.TRIAL:
+        if self._supply.state is _ON_TRIAL:
             self._supply.view.tried(now)
         self._supply.view.ledger_busy(busy=True, now=now)
         label = case.tenant and self._tenants.label(case.tenant)
         peak, alone, priority, bound = case.peak, case.alone, case.priority, case.bounded
-        return Admit(event.request_id, case.asked, peak, alone, None, label, waited, priority, bound)
+        return Admit(event.request_id, asked, peak, alone, None, label, waited, priority, bound)
 
     def _let_by(self, event: Arrived, verdict: Reject, now: float) -> Admit:
         """Shadow mode: in all the same, with what would have been said."""
@@ -285,17 +286,18 @@ class Gate:
 
     def _ended(self, event: Ended, now: float) -> list[Command]:
         record, fell = self._demand.ended(event, now)
-        self._tenants.ended(event.request_id, record.held_tokens, now)
+        if self._tenants.quotas.charged:
+            self._tenants.ended(event.request_id, record.held_tokens, now)
         self._retry.drained(fell, now)
         if event.reason in NATURAL:
             self._supply.view.answered(now)
-        self._supply.view.ledger_busy(busy=len(self.ledger) > 0, now=now)
+        self._supply.view.ledger_busy(busy=bool(self._leases), now=now)
         return [LeaseEnded(record)]
 
     # --- telemetry, knobs, the tick -----------------------------------------------------------------
 
     def _scraped(self, event: Scraped, now: float) -> list[Command]:
-        moved, told = self._supply.page(event.samples, now, busy=len(self.ledger) > 0)
+        moved, told = self._supply.page(event.samples, now, busy=bool(self._leases))
         if moved.restarted:
             self._demand.guards.slots.forget()
         self._demand.page(event.samples, moved.generated, self._supply.usage_ratio(), now)
@@ -348,7 +350,7 @@ class Gate:
     def moment(self) -> Moment:
         """The same as it lies there, for whoever looks at it later."""
         supply = self._supply
-        return supply.budget, supply.state, self._policy, self._draining, len(self.ledger)
+        return supply.budget, supply.state, self._policy, self._draining, len(self._leases)
 
     @property
     def state(self) -> EngineState:

@@ -15,7 +15,7 @@ from kvctl.core.prefixes import Changes, Prefixes
 from kvctl.core.records import record
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Lease:
     """One admitted request.
 
@@ -28,10 +28,10 @@ class Lease:
     claim: Claim
     streaming: bool
     admitted_at: float
+    cached_tokens: int = 0  # of its prompts, that the engine had computed for others when it was admitted
     first_token_at: float | None = None
     last_token_at: float | None = None
     output_tokens: float = 0.0  # a float, since events are scaled by the tokens that each stands for
-    cached_tokens: int = 0  # of its prompts, that the engine had computed for others when it was admitted
 
     @property
     def output_per_sequence(self) -> int:
@@ -53,14 +53,16 @@ class Lease:
         """KV tokens held now: prompts and output so far, in whole blocks, prompts from admission on."""
         claim = self.claim
         if len(claim.prompts) == 1:  # nearly all, and a tick asks every lease: written out
-            held = claim.prompts[0] + min(int(self.output_tokens / claim.n), claim.outputs[0])
-            return -(-held // claim.block) * claim.block * claim.n
+            n, most, block = claim.n, claim.outputs[0], claim.block
+            done = int(self.output_tokens) if n == 1 else int(self.output_tokens / n)
+            held = claim.prompts[0] + min(done, most)
+            return -(-held // block) * block * n
         done = self.output_per_sequence
         pairs = zip(claim.prompts, claim.outputs, strict=True)
         return sum([round_up(p + min(done, m), claim.block) for p, m in pairs]) * claim.n
 
 
-@record(kw_only=True)
+@record
 class EndedLease:
     """The record of a lease that ended, for survival, the drain rate, metrics and logs."""
 
@@ -83,20 +85,20 @@ class Ledger:
         self.prefixes = Prefixes()
         self.sharing = False
         self.moved = Changes()  # by the last opening or end
-        self._leases: dict[str, Lease] = {}
+        self.leases: dict[str, Lease] = {}  # that are open, by their ids
         self._claimed = 0
         self.sequences = 0  # that the engine runs for all leases
-        self.get = self._leases.get
+        self.get = self.leases.get
         """The lease of an id while it is open, else None."""
 
     def __len__(self) -> int:
-        return len(self._leases)
+        return len(self.leases)
 
     def __iter__(self) -> Iterator[Lease]:
-        return iter(self._leases.values())
+        return iter(self.leases.values())
 
     def __contains__(self, lease_id: str) -> bool:
-        return lease_id in self._leases
+        return lease_id in self.leases
 
     @property
     def claimed_tokens(self) -> int:
@@ -129,9 +131,9 @@ class Ledger:
 
     def open(self, lease: Lease) -> None:
         """Charge a lease. Raises LedgerError if its id is open already."""
-        if lease.id in self._leases:
+        if lease.id in self.leases:
             raise LedgerError(f"lease {lease.id} is open already")
-        self._leases[lease.id] = lease
+        self.leases[lease.id] = lease
         self._claimed += lease.claim.tokens
         self.sequences += lease.claim.sequences
         if self.sharing:
@@ -150,7 +152,7 @@ class Ledger:
 
         Raises LedgerError if no lease of that id is open.
         """
-        lease = self._leases.pop(lease_id, None)
+        lease = self.leases.pop(lease_id, None)
         if lease is None:
             raise LedgerError(f"lease {lease_id} is not open")
         self._claimed -= lease.claim.tokens
@@ -159,11 +161,4 @@ class Ledger:
             lease.output_tokens = output_tokens
         if self.sharing:
             self.moved = self.prefixes.end(lease_id, lease.claim)
-        return EndedLease(
-            lease=lease,
-            reason=reason,
-            at=now,
-            held_tokens=lease.held_tokens(),
-            output_tokens=int(lease.output_tokens),
-            prompt_tokens=prompt_tokens,
-        )
+        return EndedLease(lease, reason, now, lease.held_tokens(), int(lease.output_tokens), prompt_tokens)

@@ -1,6 +1,6 @@
 """Those who were let in without a look at the curve: what the peak is at most with them.
 
-The peak is the lesser of two heights, mean with spread and what all can hold (``forecast.Crest``). Each of
+The peak is the lesser of two heights, mean with spread and what all can hold (``curves.Crest``). Each of
 them is for a sum at most the sum of the parts' highest. So what stood at the last look, with the highest of
 each who came since and is still there, bounds the peak, whoever has left: as long as that bound is within the
 budget, nobody's curve need be drawn. The next tick draws them all.
@@ -12,7 +12,7 @@ from math import ceil, inf, sqrt
 from operator import truediv
 
 from kvctl.core.claim import Claim
-from kvctl.core.forecast import Crest, Z, curve
+from kvctl.core.curves import Crest, Z, curve
 from kvctl.core.survival import STEPS, Key, Table
 
 STEEPEST = 0.5 + 0.5 * sqrt(1.0 + Z * Z)
@@ -56,6 +56,10 @@ class Newcomers:
 
     def tall(self, asked: Claim, key: Key) -> int:
         """Mean and spread of a request that has shown nothing, at most, at any time."""
+        if len(asked.prompts) == 1:  # nearly all
+            cap = asked.outputs[0]
+            slope, least = self._reach.get((key, cap)) or self._reach_for(key, cap)
+            return int(asked.n * (slope * (asked.prompts[0] + asked.block) + least)) + 1
         if len(asked.prompts) > FEW:
             return ceil(STEEPEST * asked.tokens)
         tall = 0.0
@@ -93,7 +97,7 @@ class Newcomers:
         reach = self._reach_of.get((table, nodes))
         if reach is None:
             longest = STEPS[nodes] if nodes < len(STEPS) else cap
-            asked = Claim(prompts=(0,), outputs=(longest,), n=1, block=1, tokens=longest)
+            asked = Claim(prompts=(0,), outputs=(longest,), n=1, block=1, tokens=longest, sequences=1)
             drawn = curve(asked, 0, lambda _: table)
             tall = [mean + Z * spread for mean, spread in zip(drawn.means, drawn.spreads, strict=True)]
             reach = max(map(truediv, tall, drawn.most)), max(tall)

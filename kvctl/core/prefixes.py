@@ -205,14 +205,18 @@ class Prefixes:
         return 0 if node is None else node.end  # a root's end is 0
 
     def _add(self, place: Place, key: Root, chain: Sequence[Border], weight: int, changes: Changes) -> None:
-        node = self._roots.setdefault(key, Node(0, 0, [], None))
-        at, depth, block = 0, 0, key[1]
+        root = self._roots.get(key)
+        if root is None:
+            root = self._roots[key] = Node(0, 0, [], None)
+        node, at, depth, block = root, 0, 0, key[1]
         while at < len(chain) and depth < DEEPEST and (child := node.children.get(chain[at])) is not None:
             same = _common(child.borders, chain, at)
             node = child if same == len(child.borders) else self._split(child, same, block, changes)
             at, depth = at + same, depth + 1
-        lone = next((one for one in node.upwards() if one.weight == 1), None)
-        if lone is not None:
+        lone = node
+        while lone.parent is not None and lone.weight != 1:
+            lone = lone.parent
+        if lone is not root:
             changes.leases.append(lone.only_holder()[0])
         if at < len(chain) and depth < DEEPEST:
             rest = list(chain[at:])
@@ -221,10 +225,11 @@ class Prefixes:
             node = leaf
         node.ends[place] = weight
         self._leaves[place] = node
-        for one in node.upwards():
-            self.saved += one.size * (weight if one.weight else weight - 1)
-            one.weight += weight
-            changes.held.append((one, place))
+        while node.parent is not None:
+            self.saved += (node.end - node.start) * (weight if node.weight else weight - 1)
+            node.weight += weight
+            changes.held.append((node, place))
+            node = node.parent
 
     def _remove(self, place: Place, leaf: Node, changes: Changes) -> None:
         weight = leaf.ends.pop(place)

@@ -37,22 +37,27 @@ def mean_of_cap(cap: int) -> float:
     return min(cap, CAP_MOST) / 4.0
 
 
-def learned_hazards(finished: Sequence[int], cut: Sequence[int], by_caps: float) -> list[float]:
+def seen_by_octave(finished: Sequence[int], beyond: Sequence[int]) -> list[tuple[int, float]]:
+    """Ends in each octave, and the slots that answers went through in it, half of the one where each left.
+
+    ``finished`` by slot, ``beyond``: at risk at the start of each, and after the last.
+    """
+    return [
+        (sum(finished[first:last]), sum(beyond[first:last]) - 0.5 * (beyond[first] - beyond[last]))
+        for first, last in _SLOTS_OF_OCTAVES
+    ]
+
+
+def learned_hazards(seen: Sequence[tuple[int, float]], by_caps: float) -> list[float]:
     """Hazard of each slot as a history shows it, octave by octave.
 
-    ``finished`` and ``cut`` answers by slot; ``by_caps``: the hazard per token where nothing is known.
+    ``seen`` as ``seen_by_octave`` has it; ``by_caps``: the hazard per token where nothing is known.
     """
-    beyond, rate = sum(finished) + sum(cut), by_caps
+    rate = by_caps
     hazards: list[float] = []
-    for first, last in _SLOTS_OF_OCTAVES:
+    for (first, last), (ended, exposure) in zip(_SLOTS_OF_OCTAVES, seen, strict=True):
         width = SLOT_ENDS[first] - SLOT_STARTS[first]  # of all slots in an octave
-        ended, exposure = 0, 0.0
-        for died, left in zip(finished[first:last], cut[first:last], strict=True) if beyond else ():
-            ended += died
-            exposure += beyond - 0.5 * (died + left)
-            beyond -= died + left
-        span = width * (last - first)
-        rate = _hazard(sqrt(rate * by_caps), span, ended, exposure * width)
+        rate = _hazard(sqrt(rate * by_caps), width * (last - first), ended, exposure * width)
         hazards += [1.0 - exp(-rate * width)] * (last - first)
     return hazards
 

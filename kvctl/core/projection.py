@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from math import sqrt
 
-from kvctl.core.forecast import RHO, Curve, Z
+from kvctl.core.curves import RHO, Curve, Z
 from kvctl.core.survival import STEPS
 
 

@@ -11,7 +11,7 @@ often for long, lengths vary together more than is assumed.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kvctl.core.forecast import Curve
+from kvctl.core.curves import Curve
 from kvctl.core.ledger import Ledger
 from kvctl.core.survival import STEPS
 
@@ -33,8 +33,14 @@ class Note:
 
     def due(self, ledger: Ledger) -> bool:
         """Whether it can be looked at."""
-        here = [(lease, made) for one, made in self.made.items() if (lease := ledger.get(one)) is not None]
-        return not here or any(lease.output_per_sequence >= made + AHEAD for lease, made in here)
+        anybody = False
+        for one, made in self.made.items():
+            lease = ledger.get(one)
+            if lease is not None:
+                if lease.output_per_sequence >= made + AHEAD:
+                    return True
+                anybody = True
+        return not anybody
 
 
 class Residuals:

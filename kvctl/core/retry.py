@@ -31,8 +31,10 @@ class RetryHints:
 
     def drained(self, tokens: float, now: float) -> None:
         """A lease ended; the forecast peak fell by ``tokens``."""
-        self._drained.append((now, max(tokens, 0.0)))
-        self._forget(now)
+        drained = self._drained
+        drained.append((now, max(tokens, 0.0)))
+        if drained[0][0] < now - WINDOW_S:
+            self._forget(now)
 
     def rate(self, now: float) -> float | None:
         """Tokens a second over the last seconds; None: too little ended to say."""

@@ -12,7 +12,8 @@ from math import sqrt
 from operator import add, mul, sub
 
 from kvctl.core.claim import Claim
-from kvctl.core.forecast import Curve, Forecast, alive, at_node, curve, total
+from kvctl.core.curves import Curve, Sketch, alive, at_node, curve, sketch_or_curve, total
+from kvctl.core.forecast import Forecast
 from kvctl.core.ledger import Lease, Ledger
 from kvctl.core.newcomers import Newcomers
 from kvctl.core.prefixes import Node, Place
@@ -139,9 +140,10 @@ class Sharing:
 
     # --- leases -------------------------------------------------------------------------------------
 
-    def must_draw(self, asked: Claim) -> bool:
-        """Whether a lease of that claim may not be opened without its curve now."""
-        return self._ledger.sharing and not self._unseen and bool(asked.prefixes)
+    @property
+    def must_draw(self) -> bool:
+        """Whether a lease whose beginning is known may not be opened without its curve now."""
+        return self._ledger.sharing and not self._unseen
 
     def opened_unseen(self, lease: Lease) -> None:
         """A lease was opened in the ledger whose curve nobody has looked at."""
@@ -220,14 +222,14 @@ class Sharing:
         self._late_nodes.clear()
         self._late_leases.clear()
         self._common = 0
-        curves: dict[str | Node, Curve] = {}
+        curves: dict[str | Node, Curve | Sketch] = {}
         holds, tables_of = self._ledger.prefixes.holds, dict[Key, Callable[[int], Table]]()
         for lease in self._ledger:
             claim, shown, tables = lease.claim, lease.output_per_sequence, tables_of.get(lease.key)
             if tables is None:
                 tables = tables_of[lease.key] = _Tables(self._table, lease.key).__getitem__
             shared = self._ledger.prefixes.shared(lease.id, claim) if claim.prefixes else None
-            curves[lease.id] = curve(claim, shown, tables, shared)
+            curves[lease.id] = sketch_or_curve(claim, shown, tables, shared)
             for index in range(len(claim.prefixes)):
                 if holds(lease.id, index):
                     self._alive[lease.id, index] = alive(claim, index, shown, tables)

@@ -20,28 +20,42 @@ beyond ``CAP_MOST`` counts as that: it says "whatever fits" and not "long". Take
 it took a minute to learn better.
 """
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from itertools import accumulate, islice
+from itertools import accumulate, groupby, islice
 from math import log, sqrt
-from operator import itemgetter, mul
+from operator import add, itemgetter, mul, neg, sub
 from typing import NamedTuple
 
-from kvctl.core.prior import CAP_MOST, PRIOR_WEIGHT, histogram_hazards, learned_hazards, mean_of_cap, merged
+from kvctl.core.prior import (
+    CAP_MOST,
+    PRIOR_WEIGHT,
+    histogram_hazards,
+    learned_hazards,
+    mean_of_cap,
+    merged,
+    seen_by_octave,
+)
 from kvctl.core.slots import LONGEST, SLOT_OF, SLOTS, slot_of
 from kvctl.core.telemetry import LengthHistogram
 
 Key = tuple[str, ...]
+Answer = tuple[Key, int, bool, int | None]
+"""Its class, tokens per sequence, whether it ended by itself, and the cap where nothing else could cut it."""
 
 WINDOW = 2000  # answers remembered per class
 KEPT = 20  # of them, whatever is forgotten
 MOST_CLASSES = 1024  # classes remembered; the one whose last answer is longest ago goes first
+TAKEN_IN_AT_ONCE = 256  # answers: what runs often in a row costs less than between other code
 RENEWED_PER_REFRESH = 8  # tables; with more classes than that in flight, each is renewed in its turn
 FINE_STEPS = 16384  # tokens ahead up to which survival is read at three steps to an octave, then at two
 CAPPED_OF = 60  # answers over which it is judged whether caps bind
 CAPPED_FEWEST = 20  # answers before it is judged at all
 CAPPED_SHARE = 0.9  # of the output that callers allowed: with more of it made, the cap is the length
+_CLASS_OF_CAP = [max(cap - 1, 15).bit_length() for cap in range(CAP_MOST + 1)]
+"""The prior by cap is made for powers of two; the engine's histogram knows no cap."""
 _FLOOR = 1e-12  # keeps S(g) a divisor; a request out there is taken to run to its cap
 
 
@@ -68,8 +82,9 @@ def _slots_ahead(at: int, nodes: int) -> Callable[[Sequence[float]], tuple[float
 
 def survival_from_hazards(hazards: Iterable[float]) -> list[float]:
     """S at the start of each slot (the first is 1.0), floored above zero."""
-    survivors = accumulate([1.0 - h for h in hazards], mul, initial=1.0)
-    return [max(s, _FLOOR) for s in islice(survivors, SLOTS)]
+    survivors = list(islice(accumulate([1.0 - h for h in hazards], mul, initial=1.0), SLOTS))
+    known = bisect_left(survivors, -_FLOOR, key=neg)
+    return survivors[:known] + [_FLOOR] * (len(survivors) - known)
 
 
 class Ahead(NamedTuple):
@@ -105,7 +120,7 @@ class Table:
 
         At the first ``nodes`` of STEPS, or at more of them.
         """
-        at = min(shown, LONGEST) >> 3
+        at = shown >> 3 if shown < LONGEST else LONGEST >> 3
         found = self._ahead.get(at)
         if found is None or len(found.alive) < nodes:
             base = self.survival[SLOT_OF[at]]
@@ -125,28 +140,27 @@ class CapUse:
     worst case to the few that may talk at length.
     """
 
-    __slots__ = ("_allowed", "_answers", "_made")
+    __slots__ = ("_answers",)
 
     def __init__(self) -> None:
-        self._answers: deque[tuple[int, int]] = deque()
-        self._made = 0
-        self._allowed = 0
+        self._answers: deque[tuple[int, int]] = deque(maxlen=CAPPED_OF)
 
-    def add(self, made: int, allowed: int) -> None:
-        """One answer that came to its end, of ``made`` tokens a sequence where ``allowed`` were."""
-        self._answers.append((made, allowed))
-        self._made += made
-        self._allowed += allowed
-        if len(self._answers) > CAPPED_OF:
-            made, allowed = self._answers.popleft()
-            self._made -= made
-            self._allowed -= allowed
+    def take(self, answers: Iterable[tuple[int, int]]) -> None:
+        """Answers that came to their ends: the tokens that each sequence made, and that it was allowed."""
+        self._answers.extend(answers)
 
     def binds(self) -> bool | None:
         """Whether answers of this class run to their caps; None: too few to say."""
         if len(self._answers) < CAPPED_FEWEST:
             return None
-        return self._made >= CAPPED_SHARE * self._allowed
+        made, allowed = map(sum, zip(*self._answers, strict=True))
+        return made >= CAPPED_SHARE * allowed
+
+
+def mark_of(output_tokens: int, *, finished: bool) -> int:
+    """The slot of an answer that ended by itself, ``~slot`` of one that was cut."""
+    slot = slot_of(output_tokens)
+    return slot if finished else ~slot
 
 
 class LengthHistory:
@@ -156,20 +170,23 @@ class LengthHistory:
 
     def __init__(self) -> None:
         self.cap_use = CapUse()
-        self._records: deque[int] = deque()  # the slot of a finished answer, ~slot of one that was cut
+        self._records: deque[int] = deque()  # marks
         self.finished = [0] * SLOTS
         self.censored = [0] * SLOTS
 
     def __len__(self) -> int:
         return len(self._records)
 
-    def add(self, output_tokens: int, *, finished: bool) -> None:
-        """One answer of that many tokens per sequence, ended by itself or cut."""
-        slot = slot_of(output_tokens)
-        self._records.append(slot if finished else ~slot)
-        (self.finished if finished else self.censored)[slot] += 1
-        if len(self._records) > WINDOW:
-            self.forget(1)
+    def take(self, marks: Sequence[int]) -> None:
+        """Answers that ended, each as ``mark_of`` has it."""
+        finished, censored = self.finished, self.censored
+        for mark in marks:
+            if mark >= 0:
+                finished[mark] += 1
+            else:
+                censored[~mark] += 1
+        self._records.extend(marks)
+        self.forget(len(self._records) - WINDOW)
 
     def forget(self, answers: int) -> None:
         """The oldest answers count no more."""
@@ -180,34 +197,43 @@ class LengthHistory:
             else:
                 self.censored[~old] -= 1
 
-    def at_risk(self, in_flight: Iterable[int]) -> list[int]:
-        """By slot: answers that were cut there, and those that have got so far by now."""
-        censored = self.censored.copy()
-        for tokens in in_flight:
-            censored[SLOT_OF[tokens >> 3] if tokens < LONGEST else -1] += 1
-        return censored
+    def cut(self, in_flight: Iterable[int]) -> list[int]:
+        """By slot: answers that were cut there, and those in flight that have got so far by now."""
+        cut = self.censored.copy()
+        for slot in in_flight:
+            cut[slot] += 1
+        return cut
 
-    def learned(self, cut: Sequence[int], by_caps: float) -> list[float]:
-        """What these answers let one believe of others like them, ``cut`` as ``at_risk`` has it.
+    def at_risk(self, cut: Sequence[int]) -> "AtRisk":
+        """Who was seen in each slot, ``cut`` as the method of that name has it."""
+        gone = list(map(add, self.finished, cut))
+        beyond = list(accumulate(gone, sub, initial=sum(gone)))
+        seen = beyond.index(0)
+        # The actuarial convention: who is censored within a slot was at risk for half of it.
+        exposed = [there - 0.5 * left for there, left in zip(beyond[:seen], cut, strict=False)]
+        return AtRisk(self.finished[:seen], exposed, seen_by_octave(self.finished, beyond))
 
-        A prior for every slot.
-        """
-        return learned_hazards(self.finished, cut, by_caps)
 
-    def blended(self, prior: Sequence[float], censored: Sequence[int]) -> list[float]:
-        """Hazard of each slot: history, those ``at_risk`` up to now, and the prior's pseudo-requests."""
-        beyond = sum(self.finished) + sum(censored)
-        prior_alive = PRIOR_WEIGHT
-        hazards = []
-        for died, cut, prior_hazard in zip(self.finished, censored, prior, strict=True):
-            if not beyond:
-                break  # nobody was at risk out here: the prior alone speaks
-            # The actuarial convention: who is censored within a slot was at risk for half of it.
-            prior_died = prior_alive * prior_hazard
-            hazards.append((died + prior_died) / (beyond - 0.5 * cut + prior_alive))
-            beyond -= died + cut
-            prior_alive -= prior_died
-        return hazards + list(prior[len(hazards) :])
+class AtRisk(NamedTuple):
+    """What a history tells of each slot that anybody got to, and of each octave. The same for all caps."""
+
+    finished: list[int]
+    exposed: list[float]  # answers that went through it
+    octaves: list[tuple[int, float]]
+
+    def learned(self, by_caps: float) -> list[float]:
+        """What these answers let one believe of others like them: a prior for every slot."""
+        return learned_hazards(self.octaves, by_caps)
+
+    def blended(self, prior: Sequence[float]) -> list[float]:
+        """Hazard of each slot: these answers, and the prior's pseudo-requests, which speak alone beyond."""
+        seen = len(self.exposed)
+        living = accumulate([1.0 - hazard for hazard in prior[:seen]], mul, initial=PRIOR_WEIGHT)
+        hazards = [
+            (died + alive * hazard) / (there + alive)
+            for died, there, hazard, alive in zip(self.finished, self.exposed, prior, living, strict=False)
+        ]
+        return hazards + list(prior[seen:])
 
 
 class SurvivalModel:
@@ -216,31 +242,47 @@ class SurvivalModel:
     def __init__(self) -> None:
         self.factor = 1.0  # on all hazards, of tables made from now on
         self._histories: dict[Key, LengthHistory] = {}
+        self._ended: list[Answer] = []  # that they have yet to take in
         self._histogram: list[float] | None = None
         self._histogram_total = 0.0
-        self._in_flight: dict[Key, list[int]] = {}
+        self._in_flight: Mapping[Key, Sequence[int]] = {}
+        self._present: dict[Key, list[int]] = {}  # slots that those in flight have got to
         self._hazards: dict[tuple[Key, int], list[float]] = {}
-        self._at_risk: dict[Key, list[int]] = {}  # the same for all caps
+        self._cut: dict[Key, list[int]] = {}
+        self._at_risk: dict[Key, AtRisk] = {}  # the same for all caps
         self._tables: dict[tuple[Key, int], Table] = {}  # the one made longest ago first
 
     def ended(self, key: Key, output_tokens: int, *, finished: bool, allowed: int | None = None) -> None:
         """An answer of ``output_tokens`` per sequence came to its natural end, or was cut there.
 
-        ``allowed`` is its cap, where nothing but the cap could have cut it.
+        ``allowed`` is its cap, where nothing but the cap could have cut it. Several are taken in at once,
+        before anything is read of them.
         """
-        for level in _levels(key):
-            history = self._histories.pop(level, None)
-            if history is None:
-                history = LengthHistory()
-            self._histories[level] = history  # the dict's order is that of the last answers
-            history.add(output_tokens, finished=finished)
-            if allowed is not None:
-                history.cap_use.add(output_tokens, allowed)
-        while len(self._histories) > MOST_CLASSES:
-            del self._histories[next(iter(self._histories))]
+        self._ended.append((key, output_tokens, finished, allowed))
+        if len(self._ended) >= TAKEN_IN_AT_ONCE:
+            self._take_in()
+
+    def _take_in(self) -> None:
+        ended, self._ended = self._ended, []
+        if ended:
+            self._at_risk.clear()
+        for key, alike in groupby(ended, itemgetter(0)):
+            answers = list(alike)
+            marks = [mark_of(made, finished=finished) for _, made, finished, _ in answers]
+            allowed = [(made, cap) for _, made, _, cap in answers if cap is not None]
+            for level in _levels(key):
+                history = self._histories.pop(level, None)
+                if history is None:
+                    history = LengthHistory()
+                self._histories[level] = history  # the dict's order is that of the last answers
+                history.take(marks)
+                history.cap_use.take(allowed)
+            while len(self._histories) > MOST_CLASSES:
+                del self._histories[next(iter(self._histories))]
 
     def forget(self, share: float) -> None:
         """So much of what each class remembers counts no more, the oldest first, down to KEPT answers."""
+        self._take_in()
         for history in self._histories.values():
             spare = len(history) - KEPT
             if spare > 0:
@@ -250,30 +292,34 @@ class SurvivalModel:
         """The engine's own histograms of output lengths, one per rank that has one, as the last prior."""
         total = sum(histogram.total for histogram in histograms)
         if histograms and (total > self._histogram_total * 1.1 or total < self._histogram_total):
-            present = [x for key, lengths in self._in_flight.items() if len(key) == 1 for x in lengths]
+            present = [tokens for lengths in self._in_flight.values() for tokens in lengths]
             self._histogram = histogram_hazards(merged(histograms), present)
             self._histogram_total = total
 
     def refresh(self, in_flight: Mapping[Key, Sequence[int]]) -> None:
         """Present output lengths of the requests in flight, by class; tables are made anew when read."""
         self._hazards.clear()
+        self._cut.clear()
         self._at_risk.clear()
         for place in list(islice(self._tables, RENEWED_PER_REFRESH)):
             del self._tables[place]
-        self._in_flight = {}
+        self._in_flight = in_flight
+        self._present.clear()
         for key, lengths in in_flight.items():
+            slots = [SLOT_OF[tokens >> 3] if tokens < LONGEST else SLOTS - 1 for tokens in lengths]
             for level in _levels(key):
-                self._in_flight.setdefault(level, []).extend(lengths)
+                self._present.setdefault(level, []).extend(slots)
 
     def table(self, key: Key, cap: int) -> Table:
         """S for requests of that class and output cap (the cap itself not applied)."""
-        place = (key, self._cap_class(cap))
+        place = key, _CLASS_OF_CAP[min(cap, CAP_MOST)] if self._histogram is None else 0
         table = self._tables.get(place)
         if table is None:
             table = self._tables[place] = self._made(*place)
         return table
 
     def _made(self, key: Key, cap_class: int) -> Table:
+        self._take_in()
         if self._caps_bind(key):
             return Table(TO_THE_CAP)
         hazards, factor = self._class_hazards(key, cap_class), self.factor
@@ -290,10 +336,6 @@ class SurvivalModel:
                 return binds
         return False
 
-    def _cap_class(self, cap: int) -> int:
-        """The prior by cap is made for powers of two; the engine's histogram knows no cap."""
-        return 0 if self._histogram is not None else max(min(cap, CAP_MOST) - 1, 15).bit_length()
-
     def _class_hazards(self, key: Key, cap_class: int) -> list[float]:
         if not key and self._histogram is not None:
             return self._histogram
@@ -304,15 +346,19 @@ class SurvivalModel:
         return hazards
 
     def _blended(self, key: Key, cap_class: int) -> list[float]:
-        history, lengths = self._histories.get(key) or LengthHistory(), self._in_flight.get(key, ())
-        cut = self._at_risk.get(key)
-        if cut is None:
-            cut = self._at_risk[key] = history.at_risk(lengths)
+        at_risk = self._at_risk.get(key) or self._seen(key)
         if len(key) <= 1 and self._histogram is None:
-            prior = history.learned(cut, 1.0 / mean_of_cap(1 << cap_class))
+            prior = at_risk.learned(1.0 / mean_of_cap(1 << cap_class))
         else:
             prior = self._class_hazards(key[:-1], cap_class)
-        return history.blended(prior, cut) if len(history) or lengths else prior
+        return at_risk.blended(prior) if at_risk.exposed else prior
+
+    def _seen(self, key: Key) -> AtRisk:
+        history = self._histories.get(key) or LengthHistory()
+        if key not in self._cut:
+            self._cut[key] = history.cut(self._present.get(key, ()))
+        seen = self._at_risk[key] = history.at_risk(self._cut[key])
+        return seen
 
 
 @lru_cache(maxsize=MOST_CLASSES)

@@ -84,7 +84,7 @@ class Quotas:
     def __init__(self, rules: Mapping[str, TenantRule]) -> None:
         self._rules = rules
         self._accounts: dict[str, _Account] = {}
-        self._open: dict[str, tuple[str, float, _Spent]] = {}
+        self.charged: dict[str, tuple[str, float, _Spent]] = {}  # leases
 
     def obey(self, rules: Mapping[str, TenantRule]) -> None:
         """Other rules from now on."""
@@ -115,11 +115,11 @@ class Quotas:
         spent = _Spent(now, tokens)
         account.spent.append(spent)
         account.in_flight += tokens
-        self._open[lease_id] = tenant, tokens, spent
+        self.charged[lease_id] = tenant, tokens, spent
 
     def ended(self, lease_id: str, held_tokens: int, now: float) -> tuple[str, float] | None:
         """A lease ended; its tenant and what it was charged."""
-        opened = self._open.pop(lease_id, None)
+        opened = self.charged.pop(lease_id, None)
         if opened is None:
             return None
         tenant, tokens, spent = opened
@@ -128,7 +128,7 @@ class Quotas:
         account.freed.append((now, tokens))
         spent.tokens = held_tokens
         account.forget(now)
-        if not any(name == tenant for name, _, _ in self._open.values()):
+        if not any(name == tenant for name, _, _ in self.charged.values()):
             account.in_flight = 0.0  # sums of floats: when nothing runs, exactly nothing
         return tenant, tokens
 

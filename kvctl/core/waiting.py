@@ -12,9 +12,9 @@ from collections.abc import Callable
 from math import inf
 
 from kvctl.core.case import Case, Obstacle
+from kvctl.core.curves import total
 from kvctl.core.demand import Demand
 from kvctl.core.events import Queued
-from kvctl.core.forecast import total
 from kvctl.core.outcomes import TENANT_LIMITS, LargeRequests, RejectReason
 from kvctl.core.projection import height_at, highest_from, steps_until
 from kvctl.core.queue import Queue, QueueConfig, Reserve, Waiter

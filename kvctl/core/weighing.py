@@ -12,7 +12,8 @@ def bounded(case: Case, demand: Demand, supply: Supply) -> bool:
     peak = demand.most_with(asked, key) + supply.unattributed
     if peak > supply.budget.tokens:
         return False
-    case.peak, case.bounded, case.cached = peak, True, demand.cached(asked, key)
+    case.peak, case.bounded = peak, True
+    case.cached = demand.cached(asked, key) if asked.prefixes else 0
     return True
 
 

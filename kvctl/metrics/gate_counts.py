@@ -24,7 +24,7 @@ _ENDED_BY_ITSELF = frozenset({EndReason.FINISHED, EndReason.CAPPED})
 
 
 class GateCounts:
-    """One engine's. ``kinds`` of commands are counted."""
+    """One engine's. ``interests``: what counts the commands of each kind."""
 
     def __init__(
         self, engine: str, counters: Mapping[str, Counter], histograms: Mapping[str, Histogram]
@@ -38,7 +38,7 @@ class GateCounts:
         self._lease_seconds = histograms["kvctl_lease_seconds"].observer(engine)
         self._output_tokens = histograms["kvctl_output_tokens"].observer(engine)
         self._claim_error = histograms["kvctl_claim_error_ratio"].observer(engine)
-        self._counts: Mapping[type[Command], Callable[[Any], None]] = {
+        counts: Mapping[type[Command], Callable[[Any], None]] = {
             Admit: self._admitted,
             Queued: self._queued,
             LeftQueue: lambda command: self._waited(command.priority, command.waited_s),
@@ -48,13 +48,7 @@ class GateCounts:
             StateChanged: self._state_changed,
             EngineRestarted: lambda _: counters["kvctl_engine_restarts_total"].add(engine),
         }
-        self.kinds = tuple(self._counts)
-
-    def take(self, command: Command) -> None:
-        """Count a command of any kind."""
-        count = self._counts.get(type(command))
-        if count is not None:  # a note has its line in the log
-            count(command)
+        self.interests = [(count, (kind,)) for kind, count in counts.items()]
 
     def _admitted(self, command: Admit) -> None:
         self._count_admission()

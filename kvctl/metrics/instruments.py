@@ -5,7 +5,7 @@ prometheus_client's own instruments take a lock and walk the buckets at each obs
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, product
 
 from kvctl.metrics.catalog import Spec
@@ -47,7 +47,10 @@ class Counter:
 
 
 class Histogram:
-    """A histogram with a child per label combination."""
+    """A histogram with a child per label combination.
+
+    Values are put into their buckets several at a time, by ``settle``: each tick calls it, and whoever shows.
+    """
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
@@ -59,47 +62,53 @@ class Histogram:
     def present(self, *fixed: str) -> None:
         """Show every closed combination at 0; ``fixed`` are the values of the leading open labels."""
         for labels in combinations(self.spec, fixed):
-            if labels not in self._children:
-                self._children[labels] = self._child(labels)
+            self._child(labels)
 
     def observe(self, value: float, *labels: str) -> None:
         """Count one ``value``."""
-        child = self._children.get(labels)
-        if child is None:
-            child = self._children[labels] = self._child(labels)
-        child.counts[bisect_left(self._bounds, value)] += 1
-        child.sum += value
+        self._child(labels).new.append(value)
 
     def observer(self, *labels: str) -> Callable[[float], None]:
         """What counts a value for these labels, which are shown from now on: the way for what is frequent."""
-        child, bounds = self._children.get(labels), self._bounds
-        if child is None:
-            child = self._children[labels] = self._child(labels)
-        counts = child.counts
+        return self._child(labels).new.append
 
-        def observe(value: float) -> None:
-            counts[bisect_left(bounds, value)] += 1
-            child.sum += value
-
-        return observe
+    def settle(self) -> None:
+        """Put all that came into its buckets."""
+        for child in self._children.values():
+            if child.new:
+                child.settle(self._bounds)
 
     def lines(self) -> Iterator[str]:
         """What the page shows, the buckets of one label set at a time: they are of one moment."""
         for child in tuple(self._children.values()):
+            child.settle(self._bounds)
             yield child.text()
 
     def _child(self, labels: Labels) -> "_Child":
-        return _Child(buckets(self.spec.name, self._keys, labels, self._names))
+        child = self._children.get(labels)
+        if child is None:
+            series = buckets(self.spec.name, self._keys, labels, self._names)
+            child = self._children[labels] = _Child(series)
+        return child
 
 
 class _Child:
-    __slots__ = ("counts", "series", "sum")
+    __slots__ = ("counts", "new", "series", "sum")
 
     def __init__(self, series: list[str]) -> None:
         """``series`` names the buckets, the count and the sum."""
         self.counts = [0] * (len(series) - 2)
         self.series = series
         self.sum = 0.0
+        self.new: list[float] = []  # values that are in no bucket yet
+
+    def settle(self, bounds: Sequence[float]) -> None:
+        counts, total = self.counts, self.sum
+        for value in self.new:
+            counts[bisect_left(bounds, value)] += 1
+            total += value
+        self.sum = total
+        self.new.clear()
 
     def text(self) -> str:
         values = [f"{below}.0" for below in accumulate(self.counts)]

@@ -167,6 +167,8 @@ class Metrics:
         self._histograms["kvctl_event_loop_lag_seconds"].observe(lag_s)
         if overrun:
             self._counters["kvctl_ticks_overrun_total"].add()
+        for histogram in self._histograms.values():
+            histogram.settle()
 
     # --- the data plane ---
 

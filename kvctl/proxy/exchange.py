@@ -36,13 +36,9 @@ class Exchange(msgspec.Struct, eq=False):
     stream: bool = False
     prompt_tokens: int | None = None
     relayed: Relayed | None = None
+    metered: Metered | None = None  # what is relayed, where it has a lease
     reject: RejectReason | None = None
     end: EndReason | None = None
-
-    @property
-    def metered(self) -> Metered | None:
-        """What is relayed, where it has a lease."""
-        return self.relayed if isinstance(self.relayed, Metered) else None
 
     def answer(self, answer: Answer) -> Written:
         """Write one of kvctl's own answers."""

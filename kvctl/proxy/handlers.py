@@ -80,7 +80,12 @@ class Handler:
         own_id, signs = id_of(request, lease_id), self._config.face.headers()
         exchange = Exchange(request, match, lease_id, own_id, self._clock(), self._carrier.origins, signs)
         try:
-            return await self._dispatch(exchange)
+            if match.action is not Action.OWN and (stranger := self._tenancy.judge(request)):
+                return exchange.answer(errors.bad_request(match.api, stranger))
+            if match.action is Action.GENERATE:
+                with self.intake.hold() as hold:
+                    return await self._generate(exchange, hold)
+            return await self._other(exchange)
         except AnswerError as error:
             return exchange.answer(error.answer)
         except ClientGoneError:
@@ -96,12 +101,9 @@ class Handler:
         finally:
             self._metrics.served(exchange.record(self._clock()))
 
-    async def _dispatch(self, exchange: Exchange) -> web.StreamResponse:
+    async def _other(self, exchange: Exchange) -> web.StreamResponse:
+        """What is not generated."""
         match = exchange.match
-        if match.action is not Action.OWN and (stranger := self._tenancy.judge(exchange.request)):
-            return exchange.answer(errors.bad_request(match.api, stranger))
-        if match.action is Action.GENERATE:
-            return await self._generate(exchange)
         if match.action is Action.PASS:
             passed = await self._passing.serve(exchange)
             self.afterlife.passed(match)
@@ -138,31 +140,21 @@ class Handler:
 
     # --- generation ---------------------------------------------------------------------------------
 
-    async def _generate(self, exchange: Exchange) -> web.StreamResponse:
-        with self.intake.hold() as hold:
-            request, match = exchange.request, exchange.match
-            body = await self.intake.read(request, match.api, hold)
-            plan = await self._planner.plan(request, match, body)
-            del body  # ``hold`` lets it go once an engine has it
-            if isinstance(plan, BadRequest):
-                return exchange.answer(errors.bad_request(exchange.match.api, plan))
-            return await self._serve(exchange, plan, hold)
-
-    async def _serve(self, exchange: Exchange, plan: Plan, hold: Hold) -> web.StreamResponse:
-        """Admit and run; on another engine where the chosen one certainly never got the request."""
+    async def _generate(self, exchange: Exchange, hold: Hold) -> web.StreamResponse:
+        """Read, admit and run; on another engine where the chosen one certainly never got the request."""
+        request, match = exchange.request, exchange.match
+        body = await self.intake.read(request, match.api, hold)
+        plan = await self._planner.plan(request, match, body)
+        del body  # ``hold`` lets it go once an engine has it
+        if isinstance(plan, BadRequest):
+            return exchange.answer(errors.bad_request(match.api, plan))
         _count_once(self._metrics, plan)
         left: Plan | None = plan
         while left is not None:
             way, reading = self._choose(exchange, left, again=left is not plan)
-            if reading.parsed.background:
-                forbidden = self.afterlife.forbidden(exchange.match.api)
-                if forbidden is not None:
-                    return exchange.answer(forbidden)
             verdict = await self._admit(exchange, way, reading)
-            if isinstance(verdict, Reject):
-                return exchange.answer(self._refusal(exchange, verdict))
-            if reading.parsed.background:
-                verdict = self.afterlife.taken(verdict, reading, exchange.request.headers)
+            if isinstance(verdict, Answer):
+                return exchange.answer(verdict)
             with verdict as lease:
                 self._let_in(way, reading, left)
                 hold.body = reading.body
@@ -182,41 +174,44 @@ class Handler:
         raise AssertionError("the last engine's answer is an answer")
 
     def _choose(self, exchange: Exchange, plan: Plan, *, again: bool) -> tuple[Way, Reading]:
-        several = self._ways.several
+        reading, several = plan.readings[0], self._ways.several
+        if not several and len(reading.backend.lanes) == 1:  # by far the most
+            return Way(reading.backend, reading.backend.lanes[0], ChoiceReason.ONLY), reading
         way = self._ways.choose(plan.shapes(), plan.prefixes, rank=plan.rank)
         if several:
             tell(exchange, way.backend, plan.model)
-        reason = ChoiceReason.MAKER if plan.bound else ChoiceReason.MOVED if again else way.reason
-        if several or len(way.backend.lanes) > 1:
-            self._metrics.chosen(way.backend.name, reason)
+        self._metrics.chosen(
+            way.backend.name,
+            ChoiceReason.MAKER if plan.bound else ChoiceReason.MOVED if again else way.reason,
+        )
         reading = plan.of(way.backend)
         exchange.match = reading.match
         return way, reading
 
-    async def _admit(self, exchange: Exchange, way: Way, reading: Reading) -> LeaseHandle | Reject:
-        parsed = reading.parsed
-        shape = parsed.shape
-        exchange.stream = parsed.stream
-        exchange.keeps = parsed.begun is not None
+    async def _admit(self, exchange: Exchange, way: Way, reading: Reading) -> LeaseHandle | Answer:
+        """The request's lease, or what it is answered."""
+        parsed, api = reading.parsed, exchange.match.api
+        if parsed.background and (forbidden := self.afterlife.forbidden(api)) is not None:
+            return forbidden
+        shape, keeper = parsed.shape, way.lane.keeper
+        exchange.stream, exchange.keeps = parsed.stream, parsed.begun is not None
         exchange.prompt_tokens = sum(shape.prompts)
-        keeper, afterlife = way.lane.keeper, self.afterlife
-        full = afterlife.refusal(exchange.lease_id, shape) if parsed.background else None
-        if full is not None:
+        if parsed.background and (full := self.afterlife.refusal(exchange.lease_id, shape)) is not None:
             keeper.refuse(Arrived(exchange.lease_id, shape, exchange.id), full)
-            exchange.reject = full.reason
-            return full
+            return self._refused(exchange, full)
         asked = self._clock()
-        admitting = keeper.admit(exchange.lease_id, shape, exchange.id, len(reading.body))
-        verdict = await (afterlife.coming(admitting) if parsed.background else admitting)
-        self._metrics.decided(self._clock() - asked - (verdict.waited_s or 0.0))
-        if isinstance(verdict, Reject):
-            exchange.reject = verdict.reason
-        return verdict
+        verdict = keeper.admit(exchange.lease_id, shape, exchange.id, len(reading.body))
+        lease = await (self.afterlife.coming(verdict) if parsed.background else verdict)
+        self._metrics.decided(self._clock() - asked - (lease.waited_s or 0.0))
+        if isinstance(lease, Reject):
+            return self._refused(exchange, lease)
+        return self.afterlife.taken(lease, reading, exchange.request.headers) if parsed.background else lease
 
     def _let_in(self, way: Way, reading: Reading, plan: Plan) -> None:
         """What is remembered of an admitted request. Inside its lease: nothing here may lose it."""
         self._config.face.admitted()
-        if any(prefixes := reading.parsed.shape.prefixes or plan.prefixes):
+        prefixes = reading.parsed.shape.prefixes or plan.prefixes
+        if prefixes and any(prefixes):
             way.lane.warm.took(prefixes, way.lane.keeper.gate.scales().capacity_tokens)
 
     async def _run(
@@ -258,16 +253,21 @@ class Handler:
                 exchange.end = exchange.metered.end
 
     async def _relay(self, exchange: Exchange, way: Way, lease: LeaseHandle, response: Response) -> Written:
-        if self._carrier.peeks and (refusal := await self._carrier.refusal_in(response)):
+        carrier, tail = self._carrier, None
+        watch: Along | None = None
+        if carrier.peeks and (refusal := await carrier.refusal_in(response)):
             _end(exchange, lease, EndReason.ENGINE_REFUSED)
             return exchange.answer(refusal)
-        stream = self._carrier.stream(exchange, response)
-        tail = AnswerTail(stream=exchange.stream) if exchange.keeps else None
-        watch: Along | None = self._watch(exchange, way) if self._ways.several else None
+        stream = carrier.stream(exchange, response)
+        if exchange.keeps:
+            tail = AnswerTail(stream=exchange.stream)
+        if self._ways.several:
+            watch = self._watch(exchange, way)
         if isinstance(lease, BackgroundLease):
             watch = lease.reading(lambda name: self._ways.makers.made(name, way.backend))
-        exchange.relayed = metered = Metered(response, stream, self._clock, lease, watch=watch, tail=tail)
-        return await self._carrier.relay(exchange, metered)
+        metered = Metered(response, stream, self._clock, lease, watch=watch, tail=tail)
+        exchange.relayed = exchange.metered = metered
+        return await carrier.relay(exchange, metered)
 
     async def _to_the_end(self, run: Coroutine[Any, Any, T]) -> T:
         """A client that leaves is not told to the engine: its answer is read on, and the lease kept."""
@@ -293,8 +293,9 @@ class Handler:
 
     # --- answers ------------------------------------------------------------------------------------
 
-    def _refusal(self, exchange: Exchange, reject: Reject) -> Answer:
+    def _refused(self, exchange: Exchange, reject: Reject) -> Answer:
         route = exchange.match.route
+        exchange.reject = reject.reason
         return errors.refusal(
             exchange.match.api,
             reject,

@@ -54,15 +54,14 @@ class Hold:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.drop()
-
-    def drop(self) -> None:
+    def drop(self, *error: object) -> None:
         """The body is not needed any more."""
         self.body = None
         if self.size:
             self._intake.held -= self.size
             self.size = 0
+
+    __exit__ = drop
 
 
 class Intake:
@@ -79,24 +78,20 @@ class Intake:
 
     async def read(self, request: web.BaseRequest, api: Api, hold: Hold) -> bytes:
         """The whole body, kept in ``hold`` too. Raises AnswerError; the rest is then left unread."""
-        body = self._at_once(request, api, hold)
-        if body is None:
-            self._charge(request.content_length or 0, api, hold)
-            self._invite(request)
-            body = hold.body = await self._read_on(request, api, hold)
-        return body
-
-    def _at_once(self, request: web.BaseRequest, api: Api, hold: Hold) -> bytes | None:
-        """The body where it came with its head, as most do; None: it has to be waited for."""
-        if not _is_plainly_framed(request):
+        coding = request.headers.get("Transfer-Encoding")
+        if coding is not None and coding.strip().lower() != "chunked":  # what else it is cannot be passed on
             self._metrics.fault(ProxyFault.MALFORMED_HTTP)
             raise AnswerError(errors.malformed_http("its Transfer-Encoding is not chunked alone", 501))
         content = request.content
-        if not content.is_eof():
-            return None
-        self._charge(content.total_bytes, api, hold)
-        hold.body = content.read_nowait()
-        return hold.body
+        if content.is_eof():  # it came with its head, as most do
+            self._charge(content.total_bytes, api, hold)
+            body = content.read_nowait()
+        else:
+            self._charge(request.content_length or 0, api, hold)
+            self._invite(request)
+            body = await self._read_on(request, api, hold)
+        hold.body = body
+        return body
 
     async def _read_on(self, request: web.BaseRequest, api: Api, hold: Hold) -> bytes:
         """BytesIO grows in place and hands its one buffer out: no copy is made at the end."""
@@ -157,12 +152,6 @@ class Intake:
         )
         answer = _plain(api, 408, message, "timeout_error", "body_timeout")
         return Answer(answer.status, (*_without_retry(answer), _CLOSE), answer.body)
-
-
-def _is_plainly_framed(request: web.BaseRequest) -> bool:
-    """Whether a body without a length is in chunks alone: what is coded besides cannot be passed on."""
-    coding = request.headers.get("Transfer-Encoding")
-    return coding is None or coding.strip().lower() == "chunked"
 
 
 def _plain(api: Api, status: int, message: str, kind: str, code: str) -> Answer:

@@ -15,6 +15,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -141,17 +142,14 @@ class Upstream:
     # --- requests ---
 
     def _head(self, method: str, target: bytes, headers: Headers, body: bytes | None) -> bytes:
-        parts = [method.encode("ascii"), self._before_target, target, self._behind_target]
-        for name, value in headers:
-            parts += (name, b": ", value, b"\r\n")
-        parts.append(b"\r\n" if body is None else b"Content-Length: %d\r\n\r\n" % len(body))
-        return b"".join(parts)
+        lines = b"".join([b"%b: %b\r\n" % header for header in headers])
+        end = b"\r\n" if body is None else b"Content-Length: %d\r\n\r\n" % len(body)
+        return b"".join((method.encode("ascii"), self._before_target, target, self._behind_target, lines, end))
 
     async def _exchange(
         self, connection: Connection, method: str, head: bytes, body: bytes | None, *, reused: bool
     ) -> Response:
-        loop = asyncio.get_running_loop()
-        asked_at = loop.time()
+        asked_at = monotonic()
         self._busy.add(connection)
         response = connection.start(head_only=method == "HEAD")
         begun = False
@@ -161,7 +159,7 @@ class Upstream:
             await response.wait_head()
             begun = True
         except UpstreamError as error:
-            waited = loop.time() - asked_at
+            waited = monotonic() - asked_at
             if reused and await _race_lost(connection, response, method, error, waited):
                 raise _RaceLostError from error
             raise
@@ -176,7 +174,7 @@ class Upstream:
 
     def _take(self) -> Connection | None:
         """The idle connection that was used last: it is the furthest from the engine's own time-out."""
-        now = asyncio.get_running_loop().time()
+        now = monotonic()
         while self._idle:
             connection, expires = self._idle.pop()
             if connection.alive and now < expires:
@@ -188,16 +186,14 @@ class Upstream:
         self._busy.discard(connection)
         if not reusable or self._closed:
             return
-        loop = asyncio.get_running_loop()
-        self._idle.append((connection, loop.time() + self._idle_life))
+        self._idle.append((connection, monotonic() + self._idle_life))
         if self._sweeper is None:
-            self._sweeper = loop.call_later(self._idle_life, self._sweep)
+            self._sweeper = asyncio.get_running_loop().call_later(self._idle_life, self._sweep)
 
     def _sweep(self) -> None:
         """Close what idled too long, or was closed by the engine; come again while any is left."""
         self._sweeper = None
-        loop = asyncio.get_running_loop()
-        now = loop.time()
+        now = monotonic()
         kept = deque[tuple[Connection, float]]()
         for connection, expires in self._idle:
             if connection.alive and now < expires:
@@ -206,6 +202,7 @@ class Upstream:
                 connection.abort()
         self._idle = kept
         if kept:
+            loop = asyncio.get_running_loop()
             self._sweeper = loop.call_later(max(kept[0][1] - now, 0.01), self._sweep)
 
     async def _connect(self) -> Connection:

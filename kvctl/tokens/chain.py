@@ -54,6 +54,7 @@ class ChainCounter:
         self.calibration = Calibration()
         self.media_scale = 1.0  # over the bounds of media, as usage has shown that they must be
         self._own = next((source for source in sources if isinstance(source, OwnTokenizer)), None)
+        self._engine = next((source for source in sources if isinstance(source, EngineCounter)), None)
         self._samples: set[asyncio.Task[None]] = set()
 
     @property
@@ -159,7 +160,7 @@ class ChainCounter:
         Returns how many probes differ, and doubts the local tokenizer if any does. None: nothing to compare,
         or the engine did not answer, and then what was believed stands.
         """
-        engine = self._engine()
+        engine = self._engine
         if engine is not None:
             engine.forget()
         if self._own is None or engine is None:
@@ -181,9 +182,6 @@ class ChainCounter:
         pairs = [(await _probe(own, model, p), told) for p, told in zip(PROBES, true, strict=True)]
         both = [mine != told for mine, told in pairs if mine is not None and told is not None]
         return sum(both) if both else None
-
-    def _engine(self) -> EngineCounter | None:
-        return next((source for source in self._sources if isinstance(source, EngineCounter)), None)
 
     def _trusted(self) -> Iterator[Source]:
         return (s for s in self._sources if not (self.doubted and s.method is CountMethod.LOCAL))
@@ -221,7 +219,7 @@ class ChainCounter:
         self, source: Source, count: Callable[[Source], Awaitable[tuple[int, ...]]], counted: int
     ) -> None:
         """Now and then, count by the other source too, on the side: the engine, or in doubt the local one."""
-        own, engine = self._own, self._engine()
+        own, engine = self._own, self._engine
         if own is None or engine is None or counted > (own.context() or counted):
             return
         other: Source = engine if source is own else own

@@ -31,6 +31,7 @@ _KNOWN_PART_KEYS = frozenset(
         *("file", "name", "detail", "prompt_cache_breakpoint"),
     }
 )
+_PLAIN_ROLES = frozenset({"user", "assistant", "system"})  # of text alone, they stay as they are
 _CALL_KEYS = ("id", "function", "type")
 _FUNCTION_KEYS = ("arguments", "name")
 
@@ -47,10 +48,11 @@ def conversation(messages: Any, *, wrap: bool) -> list[Message]:
 
 
 def _message(message: Any, *, wrap: bool) -> Message:
-    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise _unsure("a message without a role")
     role, content = message["role"], message.get("content")
-    if role == "user" and len(message) == 2 and not wrap and isinstance(content, str):
+    plain = len(message) == 2 and not wrap and role in _PLAIN_ROLES and isinstance(content, str)
+    if plain and not (role == "system" and content.startswith(_BILLING_HEADER)):
         return {"role": role, "content": content}  # by far the most
     texts = _parts(content)
     if role == "system":

@@ -100,7 +100,7 @@ def _kind(part: Any) -> str | None:
 def without_media(body: Mapping[str, Any], bounds: MediaBounds) -> tuple[Mapping[str, Any], int]:
     """``body`` without its media parts, and the bound of their tokens. (body, 0) when there are none."""
     messages = body.get("messages")
-    if not isinstance(messages, list):
+    if not isinstance(messages, list) or not _any_parts(messages):
         return body, 0
     tokens, kept = 0, []
     for message in messages:
@@ -110,6 +110,11 @@ def without_media(body: Mapping[str, Any], bounds: MediaBounds) -> tuple[Mapping
         tokens += sum(media)
         kept.append({**message, "content": [p for p, kind in kinds if kind is None]} if media else message)
     return ({**body, "messages": kept}, tokens) if tokens else (body, 0)
+
+
+def _any_parts(messages: list[Any]) -> bool:
+    """Whether the content of any message is a list: else all is text."""
+    return list in [type(message.get("content")) for message in messages if isinstance(message, dict)]
 
 
 def bound_of_all(body: Mapping[str, Any], bounds: MediaBounds) -> int:

@@ -23,13 +23,12 @@ CHAT_KEYS = (
     *("add_generation_prompt", "continue_final_message", "add_special_tokens"),
 )
 """All of a chat body that a local count depends on."""
+_ABSENT = (Ellipsis,) * len(CHAT_KEYS)  # null is something else
 
 
 def chat_key(body: Mapping[str, Any], view: View) -> bytes | None:
     """Stands for all that decides the count; None: too long, or no plain data."""
-    get = body.get
-    absent = Ellipsis  # null is something else
-    shown = (view.context, view.begins, [get(key, absent) for key in CHAT_KEYS])
+    shown = (view.context, view.begins, list(map(body.get, CHAT_KEYS, _ABSENT)))
     try:
         written = marshal.dumps(shown, _FORM)
     except ValueError:

@@ -23,6 +23,13 @@ _RESERVED = frozenset(
         *("max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"),
     }
 )
+_OPTIONS = frozenset(
+    {
+        *("chat_template_kwargs", "chat_template", "reasoning_effort", "add_generation_prompt"),
+        *("continue_final_message", "documents"),
+    }
+)  # of a chat body; without any of them:
+_USUAL: dict[str, Any] = {"add_generation_prompt": True, "continue_final_message": False}
 
 
 class ChatTemplate:
@@ -92,6 +99,8 @@ def _cut(text: str, final: str) -> str:
 
 def template_options(body: Mapping[str, Any]) -> dict[str, Any]:
     """What a chat body passes to the template besides messages and tools. Raises Uncountable."""
+    if _OPTIONS.isdisjoint(body):
+        return _USUAL.copy()
     options = body.get("chat_template_kwargs") or {}
     if not isinstance(options, Mapping) or not _RESERVED.isdisjoint(options):
         raise Uncountable(Why.SHAPE, "template options of another form")

@@ -49,7 +49,11 @@ _GPU_KEYS = (
 
 
 def page(daemon: DaemonStatus, overrides: Document, recent: Recent, wall: float) -> Document:
-    """Everything that the page shows at one moment. ``wall`` is seconds since the epoch, of now."""
+    """Everything that the page shows at one moment. ``wall`` is seconds since the epoch, of now.
+
+    ``daemon`` may be of a moment ago: what was refused since then is shown at its own time.
+    """
+    shift = wall - recent.now()
     shown = documents.status(daemon, overrides)
     admitted, refused = recent.last_minute()
     return {
@@ -61,9 +65,7 @@ def page(daemon: DaemonStatus, overrides: Document, recent: Recent, wall: float)
         "drains": overrides["drains"],
         "admitted_last_minute": admitted,
         "refused_last_minute": refused,
-        "refusals": [
-            documents.plain(each) | {"at": each.at + wall - daemon.now} for each in recent.refusals()
-        ],
+        "refusals": [documents.plain(each) | {"at": each.at + shift} for each in recent.refusals()],
     }
 
 

@@ -103,4 +103,4 @@ class StatusPage:
 
     def _history(self) -> dict[str, Any]:
         status = self._port.status()
-        return document.history(status.engines, self._recent, time.time() - status.now)
+        return document.history(status.engines, self._recent, time.time() - self._recent.now())

@@ -63,7 +63,9 @@ class Recent:
 
     def observe(self, engine: str, command: Command) -> None:
         """Take a command of an engine's gate."""
-        if isinstance(command, Reject):
+        if isinstance(command, Admit):
+            self._count("")
+        elif isinstance(command, Reject):
             self._count(command.reason)
             self._refusals.append(
                 Refusal(
@@ -75,8 +77,6 @@ class Recent:
                     retry_after_s=command.retry_after_s,
                 )
             )
-        elif isinstance(command, Admit):
-            self._count("")
 
     def sample(self, statuses: Mapping[str, GateStatus]) -> None:
         """Put the state of now on the curves."""
@@ -91,6 +91,10 @@ class Recent:
                     used=used_tokens(status),
                 )
             )
+
+    def now(self) -> float:
+        """By the clock of all that is remembered."""
+        return self._clock()
 
     def refusals(self) -> list[Refusal]:
         """The last ones, the latest first."""

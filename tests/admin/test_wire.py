@@ -33,7 +33,7 @@ def saying(path: Path, *parts: bytes, hold: bool = False) -> Iterator[AdminClien
         thread = threading.Thread(target=serve)
         thread.start()
         try:
-            yield AdminClient(path, timeout=5 if not hold else 0.3)
+            yield AdminClient(path, timeout=60 if not hold else 0.3)
         finally:
             over.set()
             thread.join()

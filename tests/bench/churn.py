@@ -26,7 +26,8 @@ from statistics import median
 from typing import Any
 
 from tests.live.daemon import Daemon, eventually
-from tests.live.engine import free_port, http_get
+from tests.live.engine import http_get
+from tests.ports import free_port
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 SETTINGS = {

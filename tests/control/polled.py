@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -102,8 +101,8 @@ class Watched:
     """A scraper and the events that it emitted."""
 
     def __init__(
-        self, url: str, *, interval_s: float = 0.005, info_interval_s: float = 60.0, timeout_s: float = 5.0,
-        max_bytes: int = 1 << 20, authorization: str | None = None,
+        self, url: str, *, interval_s: float = 0.005, info_interval_s: float = 600.0,
+        timeout_s: float = PATIENCE_S, max_bytes: int = 1 << 20, authorization: str | None = None,
     ) -> None:  # fmt: skip
         self.events: list[Event] = []
         poller = Poller(url, timeout_s=timeout_s, max_bytes=max_bytes, authorization=authorization)
@@ -129,9 +128,3 @@ async def until(ready: Callable[[], bool]) -> None:
 
 def url(port: int) -> str:
     return f"http://127.0.0.1:{port}"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

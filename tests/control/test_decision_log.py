@@ -14,7 +14,7 @@ from kvctl.control.gatekeeper import Gatekeeper, LeaseHandle
 from kvctl.control.hub import Hub, TooManyError
 from kvctl.control.journal import Journal
 from kvctl.core.claim import Shape
-from kvctl.core.decisions import DecisionRecord, Story
+from kvctl.core.decisions import DecisionRecord, Story, made
 from kvctl.core.events import Abandoned, Arrived, DrainChanged, Reject, Scraped, Ticked
 from kvctl.core.gate import Gate
 from kvctl.core.outcomes import Decision, EndReason
@@ -157,7 +157,7 @@ async def test_one_that_waits_has_two_records() -> None:
     """A line when it begins to wait and one when it is let in; under one lease the ring keeps the last."""
     office = Office(queue=QueueConfig(max_wait_s=60.0))
     told: list[Any] = []
-    office.keeper.record(DecisionRecorder("e", office.keeper.scales, told.append))
+    office.keeper.record(DecisionRecorder("e", office.keeper.moment, [lambda kept: told.append(made(kept))]))
     first = await office.keeper.admit("l-1", SHAPE, "c-1")
     assert isinstance(first, LeaseHandle)
     office.keeper.handle(Arrived("l-2", SHAPE, "c-2"))

@@ -21,6 +21,7 @@ from kvctl.core.events import (
 )
 from kvctl.core.gate import Gate
 from kvctl.core.outcomes import EndReason
+from kvctl.core.snapshot import scales_of
 from kvctl.core.supply import GateConfig
 from kvctl.core.telemetry import EngineInfo, RankSample
 
@@ -92,7 +93,7 @@ async def test_what_is_written_down_waits_for_others_and_is_of_its_moment() -> N
 
     def write(event: Event, commands: list[Command], now: float) -> None:
         del commands, now
-        written.append((event, keeper.scales().leases))
+        written.append((event, scales_of(keeper.moment()).leases))
 
     keeper.record(write)
     keeper.count(counted.append, Admit, LeaseEnded)

@@ -70,7 +70,7 @@ class Checked:
         self._cards = list(cards)
         self.figures: list[int | None] = []
         self._news = asyncio.Event()
-        self.check = PlanCheck(source, Poller(url, timeout_s=5.0), self._card, self._take, pause_s=0.01)
+        self.check = PlanCheck(source, Poller(url, timeout_s=60.0), self._card, self._take, pause_s=0.01)
 
     def _card(self) -> Card | None:
         return self._cards.pop(0) if len(self._cards) > 1 else self._cards[0]

@@ -40,7 +40,7 @@ async def place() -> AsyncIterator[tuple[Place, Poller]]:
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    poller = Poller(f"http://127.0.0.1:{runner.addresses[0][1]}", timeout_s=10)
+    poller = Poller(f"http://127.0.0.1:{runner.addresses[0][1]}", timeout_s=60)
     try:
         yield it, poller
     finally:

@@ -21,12 +21,12 @@ from tests.control.polled import (
     Event,
     FakeEngine,
     Watched,
-    free_port,
     raw,
     served,
     until,
     url,
 )
+from tests.ports import free_port
 
 
 async def fault_of(port: int, **options: float) -> SourceFault | None:
@@ -84,7 +84,7 @@ async def test_large_page_is_parsed_off_the_loop(noise: str, on_the_loop: bool) 
     """C09: a large page is parsed in a thread."""
     engine, adapter, events = FakeEngine(text=noise + PAGE), Recording(), list[Event]()
     async with served(engine.metrics, engine.model_list) as port:
-        scraper = Scraper(adapter, Poller(url(port)), events.append)
+        scraper = Scraper(adapter, Poller(url(port), timeout_s=PATIENCE_S), events.append)
         await scraper.poll()
         await scraper.close()
     assert isinstance(events[0], Scraped)
@@ -288,7 +288,7 @@ async def test_defect_of_the_receiver_stops_nothing_and_is_logged_once(
         raise RuntimeError("broken receiver")
 
     async with served(engine.metrics, engine.model_list) as port:
-        scraper = Scraper(VLLM(), Poller(url(port)), broken, interval_s=0.001)
+        scraper = Scraper(VLLM(), Poller(url(port), timeout_s=PATIENCE_S), broken, interval_s=0.001)
         scraper.start()
         await until(lambda: calls >= 4)
         await scraper.close()

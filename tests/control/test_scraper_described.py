@@ -7,11 +7,12 @@ from kvctl.control.scraper import Scraper
 from kvctl.core.events import EngineDescribed, Scraped, ScrapeFailed
 from kvctl.core.telemetry import EngineInfo
 from kvctl.engines.detect import ENGINES
-from tests.control.polled import FakeEngine, Watched, free_port, page, served, url
+from tests.control.polled import FakeEngine, Watched, page, served, url
 from tests.engines.standins.core import Standin
 from tests.engines.standins.llamacpp import LlamaCppStandin
 from tests.engines.standins.sglang import SglangStandin
 from tests.engines.standins.tgi import TgiStandin
+from tests.ports import free_port
 
 
 class Watch:

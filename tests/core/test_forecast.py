@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvctl.core.claim import Claim, Limits, claim, round_up
+from kvctl.core.curves import RHO, Curve, Z, at_node, curve, total
 from kvctl.core.events import Admit
-from kvctl.core.forecast import RHO, Curve, Forecast, Z, at_node, curve, total
+from kvctl.core.forecast import Forecast
 from kvctl.core.outcomes import EndReason, Policy
 from kvctl.core.supply import GateConfig
 from kvctl.core.survival import STEPS, SurvivalModel, Table, survival_from_hazards

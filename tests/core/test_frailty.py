@@ -13,7 +13,7 @@ PACE = 40.0  # tokens a second
 
 
 def lease(number: int, admitted_at: float) -> Lease:
-    claim = Claim(prompts=(100,), outputs=(4000,), n=1, block=16, tokens=4112)
+    claim = Claim(prompts=(100,), outputs=(4000,), n=1, block=16, tokens=4112, sequences=1)
     return Lease(
         id=f"{number}",
         key=("m", "chat", "t"),

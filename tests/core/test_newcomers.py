@@ -8,10 +8,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from kvctl.core.case import Case
+from kvctl.core.case import Case, Obstacle
 from kvctl.core.claim import Limits, Prefix, Shape, claim
+from kvctl.core.curves import Z, curve
 from kvctl.core.events import Admit, Arrived, Reject
-from kvctl.core.forecast import Z, curve
 from kvctl.core.gate import Gate
 from kvctl.core.newcomers import Newcomers
 from kvctl.core.outcomes import Policy
@@ -27,8 +27,8 @@ KEY = (MODEL, "chat", "")
 class LookingGate(Gate):
     """Looks at the curve for every arrival."""
 
-    def _weigh(self, case: Case, *, exact: bool) -> None:  # noqa: ARG002 - one signature
-        super()._weigh(case, exact=True)
+    def _obstacle(self, case: Case, now: float, *, exact: bool = True) -> Obstacle | None:  # noqa: ARG002 - one signature
+        return super()._obstacle(case, now, exact=True)
 
 
 class Traffic:

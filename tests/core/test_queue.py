@@ -6,8 +6,8 @@ import pytest
 
 from kvctl.core.case import Case
 from kvctl.core.claim import Claim
+from kvctl.core.curves import Curve
 from kvctl.core.events import Arrived
-from kvctl.core.forecast import Curve
 from kvctl.core.outcomes import Priority, RejectReason
 from kvctl.core.projection import height_at, highest_from, steps_until
 from kvctl.core.queue import Queue, QueueConfig, Reserve, Waiter
@@ -19,7 +19,7 @@ from tests.core.conversation import shape
 def waiter(
     name: str, priority: Priority = Priority.NORMAL, *, tenant: str = "", at: float = 0.0, size: int = 100
 ) -> Waiter:
-    asked = Claim(prompts=(size,), outputs=(0,), n=1, block=16, tokens=size)
+    asked = Claim(prompts=(size,), outputs=(0,), n=1, block=16, tokens=size, sequences=1)
     curve = Candidate(Curve([float(size)], [0.0], [0.0], [float(size)]), ("m",))
     case = Case(Arrived(name, shape(size, 1), body_bytes=10), asked, ("m",), lambda *_: curve, False)
     case.tenant, case.priority = tenant, priority

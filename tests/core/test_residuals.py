@@ -4,7 +4,7 @@ from math import inf
 
 import pytest
 
-from kvctl.core.forecast import Curve
+from kvctl.core.curves import Curve
 from kvctl.core.ledger import Ledger
 from kvctl.core.outcomes import EndReason
 from kvctl.core.residuals import AHEAD, FEWEST_LOOKS, NODE, Residuals

@@ -18,6 +18,7 @@ from kvctl.core.survival import (
     LengthHistory,
     SurvivalModel,
     Table,
+    mark_of,
     survival_from_hazards,
 )
 from kvctl.core.telemetry import LengthHistogram
@@ -85,9 +86,8 @@ def test_history_and_prior_are_weighed_twenty_to_the_number_of_answers() -> None
     """S = (k prior + n history) / (k + n) where nothing is censored, whatever the length."""
     rng, history, prior = random.Random(9), LengthHistory(), exponential_hazards(300.0)
     lengths = [rng.choice([40, 200, 333, 1000, 1000, 3000]) for _ in range(30)]
-    for length in lengths:
-        history.add(length, finished=True)
-    hazards = history.blended(prior, history.at_risk([]))
+    history.take([mark_of(length, finished=True) for length in lengths])
+    hazards = history.at_risk(history.cut([])).blended(prior)
     blended, alone = survival_from_hazards(hazards), survival_from_hazards(prior)
     for slot, start in enumerate(SLOT_STARTS[:200]):
         longer = sum(slot_of(length) >= slot for length in lengths)
@@ -188,10 +188,9 @@ def test_what_is_in_flight_beats_what_history_predicted() -> None:
 
 def test_old_answers_are_forgotten() -> None:
     history = LengthHistory()
+    history.take([mark_of(2000, finished=False)] * WINDOW)
     for _ in range(WINDOW):
-        history.add(2000, finished=False)
-    for _ in range(WINDOW):
-        history.add(20, finished=True)
+        history.take([mark_of(20, finished=True)])
     assert len(history) == WINDOW
     assert (sum(history.finished), sum(history.censored)) == (WINDOW, 0)
 
@@ -202,10 +201,10 @@ def test_classes_are_bounded_and_the_parents_stay() -> None:
     for i in range(MOST_CLASSES + 50):
         model.ended(("m", "chat", f"t{i}"), 400, finished=True)
         model.ended(("m", "chat", "regular"), 400, finished=True)
+    assert survives(model.table(("m", "chat", "t0"), 4096), 384) > 0.9
     assert len(model._histories["m", "chat", "regular"]) == MOST_CLASSES + 50, "never the oldest"
     assert len(model._histories) == MOST_CLASSES
     assert {("m",), ("m", "chat"), ("m", "chat", f"t{MOST_CLASSES + 49}")} <= set(model._histories)
-    assert survives(model.table(("m", "chat", "t0"), 4096), 384) > 0.9
 
 
 def test_with_many_classes_each_table_is_renewed_in_its_turn() -> None:
@@ -228,8 +227,8 @@ def test_survival_never_rises_and_never_reaches_zero() -> None:
 
 def test_a_history_beyond_all_lengths_leaves_the_tail_to_the_prior() -> None:
     history, prior = LengthHistory(), exponential_hazards(100.0)
-    history.add(10, finished=True)
-    hazards = history.blended(prior, history.at_risk([20]))
+    history.take([mark_of(10, finished=True)])
+    hazards = history.at_risk(history.cut([slot_of(20)])).blended(prior)
     assert hazards[slot_of(10)] > prior[slot_of(10)]
     assert hazards[slot_of(24) :] == prior[slot_of(24) :]
 

@@ -18,7 +18,7 @@ from kvctl.part_configs import engine_settings
 from kvctl.settings.loading import load
 from kvctl.tokens.foreign import Interpreter, http_post
 from kvctl.tokens.load import load_counter
-from tests.ops.prometheus import free_port
+from tests.ports import free_port
 
 PATIENCE_S = 120.0
 TEMPLATE = "{% for m in messages %}{{ m.content }} {% endfor %}"

@@ -17,7 +17,7 @@ from typing import Any, Self, TypeVar
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.live.engine import free_port
+from tests.ports import free_port
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.bench.dataplane.peers import CACHE
 from tests.fleet.boxes import Box, ask, binary, eventually, running, small
-from tests.live.engine import free_port
+from tests.ports import free_port
 
 ENVOY = binary("envoy") or next(
     (str(found) for found in [CACHE / "venv" / "bin" / "envoy"] if found.exists()), None

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.fleet.boxes import Answer, Box, ask, binary, eventually, running, small
-from tests.live.engine import free_port
+from tests.ports import free_port
 
 HAPROXY = binary("haproxy")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(HAPROXY is None, reason="no haproxy on this machine")]

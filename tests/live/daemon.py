@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.live.engine import SilentError, free_port, http_get
+from tests.live.engine import SilentError, http_get
+from tests.ports import free_port
 
 T = TypeVar("T")
 PATIENCE = 10

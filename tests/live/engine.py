@@ -10,7 +10,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from typing import Any, Self
 
 from tests.live.model import EOS_ID, NAME, ensure_model
 from tests.live.venv import cache_folder, ensure_venv, say
+from tests.ports import free_port
 
 ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -46,13 +46,6 @@ NICE = (shutil.which("nice") or "/usr/bin/nice", "-n")
 
 class SilentError(AssertionError):
     """A listener did not answer in time: a machine that stands still, unless it goes on."""
-
-
-def free_port() -> int:
-    """A TCP port on loopback that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def forced_length(tokens: int) -> dict[str, Any]:

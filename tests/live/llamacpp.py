@@ -18,8 +18,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tests.live.engine import DIE_WITH_PARENT, free_port, http_get
+from tests.live.engine import DIE_WITH_PARENT, http_get
 from tests.live.venv import STAMP, _only_one, _pip, cache_folder, say
+from tests.ports import free_port
 
 PACKAGES = ("xllamacpp==2026.10.11549", "gguf==0.19.0")
 HERE = Path(__file__).parent

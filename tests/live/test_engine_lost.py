@@ -8,9 +8,10 @@ import pytest
 
 from tests.live.conftest import StartDaemon
 from tests.live.daemon import Daemon, eventually
-from tests.live.engine import Engine, forced_length, free_port
+from tests.live.engine import Engine, forced_length
 from tests.live.model import NAME
 from tests.live.wire import Answer, open_request, post
+from tests.ports import free_port
 
 BLOCK = 32
 

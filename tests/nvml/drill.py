@@ -59,6 +59,11 @@ class Drill:
         with self._events.open("a") as file:
             file.write(f"{index} {kind} {xid or 0}\n")
 
+    @property
+    def hung(self) -> bool:
+        """Whether any call hung so far."""
+        return self._rules.with_suffix(".hangs").exists()
+
     def install(self) -> None:
         """The library is there."""
         shutil.copy(built(), self._folder / NAME)

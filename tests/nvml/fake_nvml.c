@@ -2,7 +2,8 @@
  *
  * $FAKE_NVML names the file. Its lines: "cards 2", "free 1000", "ecc 3", "pids 0 17,18" (card 0), and
  * "FUNCTION hang|crash|CODE" or "FUNCTION@INDEX CODE" for one card. It is read at every call. Events are
- * appended to $FAKE_NVML.events, one "INDEX TYPE DATA" a line; those from before nvmlInit are not told. */
+ * appended to $FAKE_NVML.events, one "INDEX TYPE DATA" a line; those from before nvmlInit are not told. A
+ * call that hangs makes the file $FAKE_NVML.hangs. */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -39,7 +40,12 @@ static ull number(const char *key, ull otherwise) {
 static int fault(const char *function, int index) {
     char value[256], key[256];
     snprintf(key, sizeof key, "%s@%d", function, index);
-    while (find(function, value, sizeof value) && !strncmp(value, "hang", 4)) usleep(10000);
+    while (find(function, value, sizeof value) && !strncmp(value, "hang", 4)) {
+        FILE *told;
+        snprintf(key, sizeof key, "%s.hangs", getenv("FAKE_NVML"));
+        if ((told = fopen(key, "a"))) fclose(told);
+        usleep(10000);
+    }
     if (find(function, value, sizeof value)) {
         if (!strncmp(value, "crash", 5)) raise(SIGSEGV);
         return atoi(value);

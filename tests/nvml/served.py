@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ from kvctl.admin.client import AdminClient
 from kvctl.sim.profiles import PROFILES
 from kvctl.sim.scheduler import EngineConfig
 from kvctl.sim.server import SimServer
+from tests.ports import free_port
 from tests.test_serve import Kvctl, daemon
 
 PATIENCE_S = 60.0
@@ -34,33 +34,20 @@ def engine() -> SimServer:
 
 @dataclass
 class Load:
-    """Requests one after the other: what came back, and the longest that one took beyond our own stalls."""
+    """Requests one after the other: what came back."""
 
     statuses: list[int] = field(default_factory=list)
-    worst_s: float = 0.0
-    stalled_s: float = 0.0
 
     async def run(self, it: Kvctl) -> None:
         while True:
-            before, stalled = time.monotonic(), self.stalled_s
             answer = await it.post(BODY)
-            took = time.monotonic() - before - (self.stalled_s - stalled)
-            self.worst_s = max(self.worst_s, took)
             self.statuses.append(int(answer.split(b" ", 2)[1]))
             await asyncio.sleep(0.01)
 
-    async def watch_ourselves(self) -> None:
-        """How long this machine stands still: nobody's fault here."""
-        while True:
-            before = time.monotonic()
-            await asyncio.sleep(0.01)
-            self.stalled_s += max(time.monotonic() - before - 0.01, 0.0)
-
-    def taken(self) -> tuple[set[int], float]:
-        """Statuses and the worst time since the last call."""
-        found = set(self.statuses), self.worst_s
+    def taken(self) -> set[int]:
+        """Statuses since the last call."""
+        found = set(self.statuses)
         self.statuses.clear()
-        self.worst_s = 0.0
         return found
 
 
@@ -116,18 +103,17 @@ class Stage:
 @contextlib.asynccontextmanager
 async def stage(folder: Path, **settings: str) -> AsyncIterator[Stage]:
     sim, load = engine(), Load()
-    await sim.start()
+    await sim.start(port=free_port())  # which it may leave and take again
     given: dict[str, Any] = {"GPU_INTERVAL": "100ms", "GPU_TIMEOUT": "1s", **settings}
     try:
         async with daemon(folder, sim.url, **given) as it:
             made = Stage(it, AdminClient(folder / "kvctl.sock", 30.0), load, sim)
             await made.until(made.state, "up")
-            tasks = [asyncio.create_task(load.run(it)), asyncio.create_task(load.watch_ourselves())]
+            task = asyncio.create_task(load.run(it))
             try:
                 yield made
             finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
     finally:
         await made.sim.close()

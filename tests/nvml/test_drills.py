@@ -7,9 +7,9 @@ import pytest
 
 from tests.nvml.drill import Drill
 from tests.nvml.served import Stage, engine, stage
+from tests.test_serve import until
 
 UUID = "GPU-00000000-drill"
-DEADLINE_S = 1.0  # of one reading: what a hung call would cost a request that waited for it
 EVERYTHING = ("nvmlInitWithFlags", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2")
 
 DRILLS = {
@@ -32,15 +32,13 @@ async def drilled(on: Stage, drill: Drill, name: str) -> None:
     drill.rule()
     await on.until(on.reads, wanted=True)
     await on.served()
-    statuses, worst_s = on.load.taken()
-    assert statuses == {200}, name
-    assert worst_s < DEADLINE_S, name
+    assert on.load.taken() == {200}, name
 
 
 @pytest.mark.parametrize("isolation", ["process", "thread"])
 async def test_the_data_plane_does_not_notice(tmp_path: Path, drill: Drill, isolation: str) -> None:
     """D10, D15, D22: each state is named, every request is served meanwhile, each ends without a restart."""
-    async with stage(tmp_path, NVML_ISOLATION=isolation, GPU_TIMEOUT=f"{DEADLINE_S:g}s") as on:
+    async with stage(tmp_path, NVML_ISOLATION=isolation) as on:
         await on.until(on.reads, wanted=True)
         for name in NAMES[isolation]:
             await drilled(on, drill, name)
@@ -49,6 +47,20 @@ async def test_the_data_plane_does_not_notice(tmp_path: Path, drill: Drill, isol
         lines = "\n".join(on.it.lines())
         assert "GPU readings are back (hung is over)" in lines
         assert "Traceback" not in lines
+
+
+@pytest.mark.parametrize("isolation", ["process", "thread"])
+async def test_no_request_waits_for_a_reading(tmp_path: Path, drill: Drill, isolation: str) -> None:
+    """D15: many come and go within one call that hangs, long before it is given up."""
+    async with stage(tmp_path, NVML_ISOLATION=isolation, GPU_TIMEOUT="60s") as on:
+        await on.until(on.reads, wanted=True)
+        drill.rule(*DRILLS["hang"][0])
+        await until(lambda: drill.hung)
+        on.load.taken()
+        await on.served(20)
+        assert on.load.taken() == {200}
+        assert await on.fault() is None
+        drill.rule()
 
 
 async def test_a_library_that_is_not_there_yet_and_a_card_without_memory_of_its_own(
@@ -71,7 +83,7 @@ async def test_a_library_that_is_not_there_yet_and_a_card_without_memory_of_its_
         assert card["free_bytes"] > 0
         assert card["used_bytes"] is None
         await on.served()
-        assert on.load.taken()[0] == {200}
+        assert on.load.taken() == {200}
 
 
 async def test_a_card_that_falls_off_the_bus(tmp_path: Path, drill: Drill) -> None:
@@ -82,7 +94,7 @@ async def test_a_card_that_falls_off_the_bus(tmp_path: Path, drill: Drill) -> No
         await on.counted(f'kvctl_gpu_events_total{{gpu="{UUID}",kind="xid_application"}} 1.0')
         assert await on.state() == "up"
         await on.served()
-        assert on.load.taken()[0] == {200}
+        assert on.load.taken() == {200}
         drill.tell(0, xid=79)
         await on.until(on.state, "fault")
         answer = await on.it.post()
@@ -97,12 +109,12 @@ async def test_a_card_that_falls_off_the_bus(tmp_path: Path, drill: Drill) -> No
         port = int(on.sim.url.rpartition(":")[2])
         await on.sim.close()
         on.sim = engine()
-        await asyncio.sleep(0.5)  # long enough to be refused twice
+        await on.counted('kvctl_telemetry_up{source="engine_metrics"} 0')
         await on.sim.start(port=port)
         await on.until(on.state, "up")
         on.load.taken()
         await on.served()
-        assert on.load.taken()[0] == {200}
+        assert on.load.taken() == {200}
 
 
 async def test_let_go_of_on_request(tmp_path: Path, drill: Drill) -> None:  # noqa: ARG001
@@ -110,20 +122,21 @@ async def test_let_go_of_on_request(tmp_path: Path, drill: Drill) -> None:  # no
     async with stage(tmp_path) as on:
         await on.until(on.reads, wanted=True)
         assert children(on.it.process.pid)
-        body = {"for_s": 2, "reason": "MIG layout"}
+        body = {"for_s": 600, "reason": "MIG layout"}
         asked = await asyncio.to_thread(on.client.post, "/v1/gpu/release", body)
-        assert asked == {"released_s": 2.0, "kept": True}
+        assert asked == {"released_s": 600.0, "kept": True}
         assert not children(on.it.process.pid)
         assert await on.fault() == "released"
-        await on.served()
-        await on.until(on.reads, wanted=True)
-        (line,) = [each for each in on.audit(tmp_path) if each["verb"] == "gpu_release"]
-        assert (line["for_s"], line["reason"]) == (2.0, "MIG layout")
-        await asyncio.to_thread(on.client.post, "/v1/gpu/release", {"for_s": 600})
         assert (await on.cards())["released_s"] > 100
+        await on.served()
+        assert on.audit(tmp_path)[-1]["reason"] == "MIG layout"
         await asyncio.to_thread(on.client.post, "/v1/gpu/release", {"for_s": 0})
         await on.until(on.reads, wanted=True)
-        assert on.load.taken()[0] == {200}
+        await asyncio.to_thread(on.client.post, "/v1/gpu/release", {"for_s": 0.5})
+        await on.until(on.reads, wanted=True)
+        released = [each for each in on.audit(tmp_path) if each["verb"] == "gpu_release"]
+        assert [each["for_s"] for each in released] == [600.0, 0.0, 0.5]
+        assert on.load.taken() == {200}
 
 
 def children(pid: int) -> list[str]:

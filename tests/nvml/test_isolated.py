@@ -20,6 +20,7 @@ from tests.nvml.drill import Drill
 
 Said = Callable[[], list[str]]
 UUID = "GPU-00000000-drill"
+PATIENCE_S = 60.0
 
 
 class Clock:
@@ -36,7 +37,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 async def source(drill: Drill, clock: Clock) -> AsyncIterator[NvmlSource]:  # noqa: ARG001 - it must be there
-    made = NvmlSource([parse_selector("all")], timeout_s=0.5, isolation=Isolation.PROCESS, clock=clock)
+    made = NvmlSource([parse_selector("all")], timeout_s=PATIENCE_S, isolation=Isolation.PROCESS, clock=clock)
     yield made
     await made.close()
 
@@ -49,12 +50,19 @@ def pid_of(source: NvmlSource) -> int:
 
 
 async def steady(source: NvmlSource, fault: SourceFault | None) -> GpuReading:
-    """Read until the machine was fast enough for an answer; the fault is told within the second poll."""
-    async with asyncio.timeout(60):
+    """Read until the pause after a fault is over; the fault is told within the second poll."""
+    async with asyncio.timeout(PATIENCE_S):
         while (reading := await source.read()).fault is not fault:
             assert isinstance(source._clock, Clock)
             source._clock.now += 60
     return reading
+
+
+async def hangs(source: NvmlSource) -> None:
+    """The next reading never comes, and is not waited for longer than its deadline."""
+    source._timeout = 0.5
+    assert (await source.read()).fault is SourceFault.HUNG
+    source._timeout = PATIENCE_S
 
 
 def there(pid: int) -> bool:
@@ -70,7 +78,7 @@ def variables(pid: int) -> bytes:
 
 
 async def gone(pid: int) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while there(pid):  # noqa: ASYNC110 - a process that is not ours any more
             await asyncio.sleep(0.01)
 
@@ -123,7 +131,7 @@ async def test_a_hang_is_killed(drill: Drill, source: NvmlSource, clock: Clock) 
     await steady(source, None)
     pid = pid_of(source)
     drill.rule("nvmlDeviceGetTemperature hang")
-    assert (await source.read()).fault is SourceFault.HUNG
+    await hangs(source)
     await gone(pid)
     drill.rule()
     clock.now += 2
@@ -217,9 +225,9 @@ async def test_a_worker_that_was_left_answers_nothing(drill: Drill) -> None:  # 
     worker = ProcessWorker(["all"])
     await worker.close(1)  # not started: nothing to close
     assert not worker.alive
-    await worker.read(30)
+    await worker.read(PATIENCE_S)
     worker.leave()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while worker.alive:  # noqa: ASYNC110 - another process has no event
             await asyncio.sleep(0.01)
     with pytest.raises(WorkerGoneError, match="signal 9"):
@@ -229,6 +237,6 @@ async def test_a_worker_that_was_left_answers_nothing(drill: Drill) -> None:  # 
 async def test_a_driver_that_hangs_from_the_start(drill: Drill, source: NvmlSource) -> None:
     """Named at the first poll: the start of an interpreter has a time of its own."""
     drill.rule("nvmlInitWithFlags hang")
-    assert (await source.read()).fault is SourceFault.HUNG
+    await hangs(source)
     drill.rule()
     assert (await steady(source, None)).samples

@@ -38,7 +38,7 @@ async def test_descendants_count(listening: int) -> None:
         stderr=asyncio.subprocess.DEVNULL,
     )
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while len(children(listening, process.pid)) < 2:  # noqa: ASYNC110 - processes have no event
                 await asyncio.sleep(0.05)
     finally:

@@ -13,6 +13,7 @@ from tests.nvml.fake_library import FakeLibrary, cards, installed
 
 Said = Callable[[], list[str]]
 ALL = [parse_selector("all")]
+PATIENCE_S, SHORT_S = 60.0, 0.05  # deadlines of readings that come, and of one that hangs
 
 
 class Clock:
@@ -29,7 +30,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 async def source(clock: Clock) -> AsyncIterator[NvmlSource]:
-    made = NvmlSource(ALL, timeout_s=0.05, clock=clock)
+    made = NvmlSource(ALL, timeout_s=PATIENCE_S, clock=clock)
     yield made
     await made.close()
 
@@ -48,7 +49,7 @@ def nvml_threads() -> int:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while not condition():  # noqa: ASYNC110 - threads end without telling the loop
             await asyncio.sleep(0.002)
 
@@ -114,6 +115,7 @@ async def test_a_call_that_never_returns_is_left_behind(
     library, event = stuck
     assert (await source.read()).fault is None
     library.hang["nvmlDeviceGetMemoryInfo_v2"] = event
+    source._timeout = SHORT_S
     before = nvml_threads()
     for _ in range(40):
         assert (await source.read()).fault is SourceFault.HUNG
@@ -123,6 +125,7 @@ async def test_a_call_that_never_returns_is_left_behind(
     event.set()
     await until(lambda: nvml_threads() == before - 1)
     clock.now += 60
+    source._timeout = PATIENCE_S
     assert (await source.read()).fault is None
     assert library.open == 1  # the ones that came back shut their own sessions
 
@@ -132,7 +135,9 @@ async def test_a_replacement_waits_for_its_pause(
 ) -> None:
     library, event = stuck
     library.hang["nvmlDeviceGetMemoryInfo_v2"] = event
+    source._timeout = SHORT_S
     await source.read()
+    source._timeout = PATIENCE_S
     del library.hang["nvmlDeviceGetMemoryInfo_v2"]
     assert (await source.read()).fault is SourceFault.HUNG
     clock.now += 1
@@ -144,7 +149,7 @@ async def test_close_does_not_wait_for_a_hung_call(stuck: tuple[FakeLibrary, thr
     made = NvmlSource(ALL, timeout_s=0.02)
     library.hang["nvmlInitWithFlags"] = event
     await made.read()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         await made.close()
 
 
@@ -152,7 +157,7 @@ async def test_a_cancelled_read_leaves_the_source_usable(
     stuck: tuple[FakeLibrary, threading.Event], clock: Clock
 ) -> None:
     library, event = stuck
-    made = NvmlSource(ALL, timeout_s=5, clock=clock)
+    made = NvmlSource(ALL, timeout_s=PATIENCE_S, clock=clock)
     library.hang["nvmlDeviceGetMemoryInfo_v2"] = event
     task = asyncio.create_task(made.read())
     await until(lambda: "nvmlDeviceGetMemoryInfo_v2" in library.calls)

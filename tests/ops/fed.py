@@ -95,7 +95,8 @@ class Fed:
         self.metrics.sources["engine_metrics"] = lambda: SourceView(
             up=True, read_at=self.now - 0.1, duration_s=0.004
         )
-        self.keeper.observe(self.metrics.gate(ENGINE).take)
+        for count, kinds in self.metrics.gate(ENGINE).interests:
+            self.keeper.observe(count, *kinds)
 
     def step(self, *events: Event, seconds: float = 0.2) -> None:
         for event in events:

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import shutil
-import socket
 import subprocess
 import threading
 import time
@@ -13,6 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+
+from tests.ports import free_port
 
 PROGRAM = shutil.which("prometheus")
 PROMTOOL = shutil.which("promtool")
@@ -149,11 +150,3 @@ def serving(page: Callable[[], bytes], content_type: str) -> Iterator[str]:
 def _job(name: str, url: str) -> str:
     parts = urllib.parse.urlsplit(url)
     return _JOB.format(job=name, path=parts.path, target=parts.netloc)
-
-
-def free_port() -> int:
-    """A port of loopback that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port

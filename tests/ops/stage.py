@@ -13,7 +13,7 @@ from pathlib import Path
 
 from kvctl.admin.client import AdminClient
 from kvctl.gpu.simulated import SimulatedCard
-from tests.ops.prometheus import free_port
+from tests.ports import free_port
 
 CALLERS = 12
 GIB = 1 << 30

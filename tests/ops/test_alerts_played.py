@@ -79,7 +79,9 @@ class Played:
             metrics.first_token(20.0 if trouble == "late" else 0.1)
             metrics.ticked(0.001, 0.5 if trouble == "overrun" else 0.001, overrun=trouble == "overrun")
             waited = 30.0 if trouble == "queue" else 0.01
-            metrics.gate(ENGINE).take(_left(waited))
+            for count, kinds in metrics.gate(ENGINE).interests:
+                if LeftQueue in kinds:
+                    count(_left(waited))
 
 
 def _left(waited_s: float) -> LeftQueue:

@@ -12,7 +12,7 @@ import pytest
 from kvctl.sim.profiles import PROFILES
 from kvctl.sim.scheduler import EngineConfig
 from kvctl.sim.server import SimServer
-from tests.ops.prometheus import free_port
+from tests.ports import free_port
 from tests.proxy.harness import Wire, get
 from tests.test_reload import kvctl
 from tests.test_serve import MAIN, PATIENCE_S, environment

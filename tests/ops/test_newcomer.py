@@ -23,8 +23,9 @@ import pytest
 
 from tests.ops.chromium import PROGRAM as BROWSER
 from tests.ops.chromium import chromium
-from tests.ops.prometheus import MISSING, PROGRAM, Prometheus, fetch, free_port, scraping
+from tests.ops.prometheus import MISSING, PROGRAM, Prometheus, fetch, scraping
 from tests.ops.stage import callers, child
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(PROGRAM is None, reason=MISSING)]
 PATIENCE_S = 120.0

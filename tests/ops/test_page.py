@@ -13,8 +13,12 @@ from typing import Any
 import aiohttp
 import pytest
 
+from kvctl.core.events import Reject
 from kvctl.core.outcomes import Limit, RejectReason
+from kvctl.web import document
 from kvctl.web.live import MOST_LOOKING
+from kvctl.web.recent import Recent
+from tests.admin.conftest import Stand
 from tests.ops.chromium import MISSING, PROGRAM, Tab, chromium
 from tests.ops.stage import loaded_kvctl
 
@@ -119,6 +123,18 @@ async def test_the_document(base: str, session: aiohttp.ClientSession) -> None:
     assert newest["reason"] in shown["refused_last_minute"]
     assert 0 <= shown["time"] - newest["at"] < PATIENCE_S
     assert "word word" not in json.dumps(shown)
+
+
+def test_what_was_refused_since_the_state_was_read_is_not_of_the_future() -> None:
+    """The page's state is read once for all who ask; refusals go on meanwhile."""
+    now = 105.0
+    recent = Recent(lambda: now)
+    refused = Reject(request_id="r", reason=RejectReason.KV_BUDGET, needed_tokens=9, prompt_tokens=5)
+    recent.observe("e", refused)
+    status, now = Stand().status(), 107.0
+    assert status.now == 100.0
+    shown = document.page(status, {"active": {}, "drains": {}}, recent, wall=1000.0)
+    assert (shown["time"], shown["refusals"][0]["at"]) == (1000.0, 998.0)
 
 
 async def events(answer: aiohttp.ClientResponse, most: int) -> list[tuple[str, dict[str, Any]]]:

@@ -10,8 +10,8 @@ import pytest
 
 from kvctl.admin.client import AdminClient
 from tests.ops.chromium import MISSING, PROGRAM, Tab, chromium
-from tests.ops.prometheus import free_port
 from tests.ops.stage import callers, child
+from tests.ports import free_port
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason=MISSING)
 NAMES = ("chat-a", "chat-b-with-a-name-that-somebody-made-too-long-for-telephones", "chat-c")

@@ -18,7 +18,7 @@ import pytest
 
 from kvctl.proxy.listening import Listeners
 from kvctl.systemd_notify import Notifier
-from tests.ops.prometheus import free_port
+from tests.ports import free_port
 
 MAIN = "from kvctl.cli.main import main; main()"
 PATIENCE_S = 60.0

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kvctl.core.claim import Claim, round_up
+from kvctl.core.curves import RHO, Z
 from kvctl.core.events import (
     Admit,
     Arrived,
@@ -27,7 +28,6 @@ from kvctl.core.events import (
     ScrapeFailed,
     Ticked,
 )
-from kvctl.core.forecast import RHO, Z
 from kvctl.core.gate import Gate
 from kvctl.core.outcomes import SERVING, Decision, EndReason, EngineState, Policy, RejectReason, SourceFault
 from kvctl.core.status import GateStatus

@@ -10,6 +10,7 @@ from kvctl.engines.vllm import VLLM
 from kvctl.proxy.bodies import Reader
 from kvctl.tokens.chain import ChainCounter
 from kvctl.tokens.load import load_counter
+from tests.steady import SteadyLoop
 from tests.tokens.tiny import write
 
 
@@ -17,9 +18,9 @@ from tests.tokens.tiny import write
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Whatever moves bytes holds on both loops; the rest of the tests run on the plain one."""
+    """Whatever moves bytes holds on both loops; the rest of the tests run on the steady one."""
     del config
-    plain = {"asyncio": asyncio.new_event_loop}
+    plain: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": SteadyLoop}
     moves_bytes = item.path.stem in (
         "test_relay",
         "test_faults",

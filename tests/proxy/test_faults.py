@@ -28,6 +28,7 @@ from tests.proxy.harness import (
     post,
     rig,
 )
+from tests.steady import in_time
 
 BROKEN = {
     "nothing": b"",
@@ -179,12 +180,15 @@ async def test_clean_close_in_the_middle_of_a_generation_is_no_finished_answer()
     "head", [b"", STREAM_HEAD, STREAM_HEAD + chunk(event("a"))], ids=["head", "first", "more"]
 )
 async def test_read_timeout_where_one_is_set(head: bytes) -> None:
-    async with rig(says(head, end="hang"), read_timeout=0.1) as it:
-        got, reset = await raw_answer(it, post(CHAT_STREAM, "/v1/chat/completions", b"Connection: close"))
-        assert reset if head else got.startswith(b"HTTP/1.1 504 ")
-        assert it.reasons == [EndReason.TIMEOUT]
-        assert ProxyFault.UPSTREAM_TIMEOUT in it.seen.faults
-        await eventually(lambda: it.engine.open == 0)
+    async def scenario() -> None:
+        async with rig(says(head, end="hang"), read_timeout=0.1) as it:
+            got, reset = await raw_answer(it, post(CHAT_STREAM, "/v1/chat/completions", b"Connection: close"))
+            assert reset if head else got.startswith(b"HTTP/1.1 504 ")
+            assert it.reasons == [EndReason.TIMEOUT]
+            assert ProxyFault.UPSTREAM_TIMEOUT in it.seen.faults
+            await eventually(lambda: it.engine.open == 0)
+
+    await in_time(scenario, 0.1)
 
 
 # --- clients that leave -----------------------------------------------------------------------------
@@ -274,19 +278,20 @@ async def test_stalled_reader_stops_the_engine_and_then_loses_its_lease() -> Non
 
 
 async def test_slow_reader_is_waited_for() -> None:
-    sent: list[int] = []
-    config = ProxyConfig(client_write_timeout=0.3)
-    async with rig(torrent(20_000_000, sent), config=config) as it:
-        wire = await slow_client(it)
-        wire.writer.write(post(CHAT_STREAM))
-        got = b""
-        async with asyncio.timeout(PATIENCE):
-            while not got.endswith(LAST):  # a reset raises
-                got = got[-8:] + (await wire.reader.read(1 << 18) or b"!")
-                assert not got.endswith(b"!"), "a clean end in the middle"
-                await asyncio.sleep(0.001)
-        await eventually(lambda: it.reasons == [EndReason.FINISHED])
-        wire.close()
+    async def scenario() -> None:
+        async with rig(torrent(20_000_000, []), config=ProxyConfig(client_write_timeout=0.3)) as it:
+            wire = await slow_client(it)
+            wire.writer.write(post(CHAT_STREAM))
+            got = b""
+            async with asyncio.timeout(PATIENCE):
+                while not got.endswith(LAST):  # a reset raises
+                    got = got[-8:] + (await wire.reader.read(1 << 18) or b"!")
+                    assert not got.endswith(b"!"), "a clean end in the middle"
+                    await asyncio.sleep(0.001)
+            await eventually(lambda: it.reasons == [EndReason.FINISHED])
+            wire.close()
+
+    await in_time(scenario, 0.3)
 
 
 async def test_large_body_goes_up_and_an_early_refusal_comes_down() -> None:

@@ -25,7 +25,7 @@ from tests.proxy.harness import (
     rig,
 )
 
-PEEKING = ProxyConfig(first_event_peek=2.0)
+PEEKING = ProxyConfig(first_event_peek=600.0)
 BUSY = b'{"error":{"message":"too busy","type":"overloaded","code":503}}'
 
 

@@ -26,6 +26,7 @@ from tests.proxy.harness import (
     post,
     rig,
 )
+from tests.steady import in_time
 
 
 def dechunk(data: bytes) -> tuple[bytes, bool]:
@@ -163,10 +164,13 @@ async def test_b18_no_time_ends_a_long_answer(body: bytes) -> None:
             await wire.send(chunk(event("", "stop") + DONE) + LAST)
         await wire.gone()
 
-    async with rig(script, config=config, connect_timeout=0.1) as it:
-        answer = await it.post(body)
-        assert answer.endswith(PLAIN if body == CHAT else LAST)
-        assert it.reasons == [EndReason.FINISHED]
+    async def scenario() -> None:
+        async with rig(script, config=config, connect_timeout=0.1) as it:
+            answer = await it.post(body)
+            assert answer.endswith(PLAIN if body == CHAT else LAST)
+            assert it.reasons == [EndReason.FINISHED]
+
+    await in_time(scenario, 0.05)
 
 
 @pytest.mark.parametrize(

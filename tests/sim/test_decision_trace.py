@@ -10,7 +10,7 @@ import pytest
 
 from kvctl.control import decision_documents
 from kvctl.control.decision_log import DecisionRecorder
-from kvctl.core.decisions import DecisionRecord, Entry
+from kvctl.core.decisions import DecisionRecord, Kept, made
 from kvctl.core.events import Command, Event
 from kvctl.core.gate import Gate
 from kvctl.core.supply import GateConfig
@@ -33,9 +33,10 @@ class Recording(Gate):
     def __init__(self, config: GateConfig) -> None:
         super().__init__(config)
         self.lines: list[dict[str, Any]] = []
-        self._recorder = DecisionRecorder("one", self.scales, self._keep)
+        self._recorder = DecisionRecorder("one", self.moment, [self._keep])
 
-    def _keep(self, entry: Entry) -> None:
+    def _keep(self, kept: Kept) -> None:
+        entry = made(kept)
         self.lines.append(decision_documents.line(entry, WALL + entry.at))
 
     def handle(self, event: Event, now: float) -> list[Command]:

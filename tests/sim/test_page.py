@@ -6,6 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kvctl.engines.vllm import VLLM
 from kvctl.sim.observed import Histogram, one_two_five
+from kvctl.sim.scheduler import Sequence
 from kvctl.sim.server import SimServer
 
 MakeServer = Callable[..., Awaitable[SimServer]]
@@ -14,14 +15,6 @@ MakeServer = Callable[..., Awaitable[SimServer]]
 async def page_of(server: SimServer) -> str:
     async with aiohttp.ClientSession() as session, session.get(f"{server.url}/metrics") as response:
         return await response.text()
-
-
-async def until(condition: Callable[[], object]) -> None:
-    for _ in range(4000):
-        if condition():
-            return
-        await asyncio.sleep(0.001)
-    raise AssertionError("it never happened")
 
 
 async def test_the_vllm_adapter_reads_the_page_in_full(make_server: MakeServer) -> None:
@@ -44,15 +37,18 @@ async def test_the_vllm_adapter_reads_the_page_in_full(make_server: MakeServer) 
 
 async def test_gauge_is_relative_to_the_pool_without_the_null_block(make_server: MakeServer) -> None:
     server = await make_server(blocks=11, max_model_len=256)
-    body = {"prompt": "x" * 632, "max_tokens": 50, "ignore_eos": True}
-    async with aiohttp.ClientSession() as session:
-        request = asyncio.create_task(session.post(f"{server.url}/v1/completions", json=body))
-        await until(lambda: server.engine.scheduler.counters.generation_tokens)
+    held = asyncio.Event()
+
+    def stop(*_: object) -> None:
+        """Within the step that makes the first token: there is no other."""
         server.engine.pause()
-        (sample,) = VLLM().parse_metrics(await page_of(server), at=1.0)
-        request.cancel()
-        await asyncio.gather(request, return_exceptions=True)
+        held.set()
+
+    server.engine.submit(Sequence(id="a", prompt=158, max_output=50, true_output=50), stop)
+    await held.wait()
+    (sample,) = VLLM().parse_metrics(await page_of(server), at=1.0)
     assert sample.kv_usage_ratio == 1.0
+    assert sample.generation_tokens_total == 1
 
 
 async def test_sleep_shows(make_server: MakeServer) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import aiohttp
@@ -56,6 +56,7 @@ async def test_the_openai_client_reads_it(keeping: SimServer) -> None:
         whole = await client.responses.create(model="sim", input="hi", extra_body={"sim_output_tokens": 5})
         assert whole.usage is not None
         assert (whole.status, whole.usage.output_tokens) == ("completed", 5)
+        keeping.engine.pause()  # it is not over before it is cancelled
         begun = await client.responses.create(model="sim", input="hi", background=True)
         assert begun.status == "queued"
         assert (await client.responses.cancel(begun.id)).status == "cancelled"
@@ -93,15 +94,36 @@ async def test_a_stream_can_be_read_on(keeping: SimServer, http: aiohttp.ClientS
     assert (status, told["error"]["param"]) == (400, "response_id")
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.002)
+
+
+@pytest.mark.parametrize("background", [False, True])
 async def test_a_client_that_leaves_ends_only_what_is_not_in_the_background(
-    keeping: SimServer, http: aiohttp.ClientSession
+    keeping: SimServer, http: aiohttp.ClientSession, background: bool
 ) -> None:
-    for background in (False, True):
-        body = BODY | {"background": background, "stream": True, "sim_output_tokens": 300}
-        async with http.post(keeping.url + PATH, json=body) as answer:
-            await answer.content.readline()
-        await asyncio.sleep(0.3)
-        assert keeping.engine.scheduler.idle is not background
+    keeping.engine.pause()  # it is in course for as long as nobody ends it
+    scheduler = keeping.engine.scheduler
+    async with http.post(
+        keeping.url + PATH, json=BODY | {"background": background, "stream": True}
+    ) as answer:
+        begun = json.loads((await answer.content.readuntil(b"\n\n")).partition(b"data: ")[2])
+    if not background:
+        await until(lambda: scheduler.idle)
+        return
+    await until(lambda: not connections(keeping))
+    _, told = await ask(http, keeping, f"{PATH}/{begun['response']['id']}")
+    assert (told["status"], scheduler.idle) == ("queued", False)
+    keeping.engine.resume()
+    assert (await over(http, keeping, told["id"]))["usage"]["output_tokens"] == 6
+
+
+def connections(server: SimServer) -> list[Any]:
+    assert server._runner is not None
+    assert server._runner.server is not None
+    return server._runner.server.connections
 
 
 async def test_what_is_not_there(keeping: SimServer, http: aiohttp.ClientSession) -> None:

@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -34,11 +35,11 @@ async def post(http: aiohttp.ClientSession, url: str, body: Any) -> tuple[int, A
 
 
 async def until(condition: Callable[[], object], message: str) -> None:
-    for _ in range(400):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError(message)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(60):
+            while not condition():  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0.01)
+    assert condition(), message
 
 
 async def test_chat_answers_whole(make_server: MakeServer) -> None:

@@ -15,6 +15,7 @@ from kvctl.tokens.load import load_counter
 from kvctl.tokens.local import LocalCounter
 from kvctl.tokens.source import Why
 from tests.effort import examples
+from tests.tokens.slow import Slow
 from tests.tokens.tiny import CHATML, write
 
 USER = {"role": "user", "content": "hi"}
@@ -73,10 +74,12 @@ async def test_without_an_engine_it_is_a_bound(tmp_path: Path) -> None:
 
 
 async def test_what_took_too_long_here_is_not_asked_of_the_engine(folder: Path) -> None:
-    counter = load_counter(str(folder), ask=engine_says_42, inline_bytes=0, workers=1, timeout_s=0.001)
-    count = await counter.count_text("m", ["slow " * 200_000])
+    counter = load_counter(str(folder), ask=engine_says_42, inline_bytes=0, workers=1, timeout_s=0.05)
+    text = Slow("slow " * 200_000)
+    count = await counter.count_text("m", text)
     assert count.method is CountMethod.BOUND
     assert count.prompts[0] >= 1_000_000
+    text.go.set()
     await counter.close()
 
 

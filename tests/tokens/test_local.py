@@ -8,6 +8,7 @@ import pytest
 from kvctl.tokens.files import ModelFiles, load_files
 from kvctl.tokens.local import LocalCounter
 from kvctl.tokens.source import Uncountable, Why
+from tests.tokens.slow import Slow
 from tests.tokens.tiny import BOS, IM_END, write
 
 
@@ -91,10 +92,11 @@ async def test_long_unbroken_runs(counter: LocalCounter, run: str) -> None:
 
 async def test_past_the_deadline_there_is_no_count(files: ModelFiles) -> None:
     """A12: a text that takes too long is given up at the deadline."""
-    counter = LocalCounter(files, inline_bytes=0, workers=1, timeout_s=0.001)
+    counter, text = LocalCounter(files, inline_bytes=0, workers=1, timeout_s=0.05), Slow("a text")
     with pytest.raises(Uncountable) as raised:
-        await counter.text("m", ["slow " * 200_000], add_special_tokens=True)
+        await counter.text("m", text, add_special_tokens=True)
     assert raised.value.why is Why.TIMEOUT
+    text.go.set()
     for _ in range(3000):
         if not counter.waiting:
             break

@@ -14,8 +14,9 @@ from kvctl.sim.profiles import PROFILES
 from kvctl.sim.scheduler import EngineConfig
 from tests.bench.goodput.workload import RealTexts, SimTexts, Texts
 from tests.live.daemon import eventually
-from tests.live.engine import Engine, SilentError, free_port, http_get
+from tests.live.engine import Engine, SilentError, http_get
 from tests.live.model import NAME
+from tests.ports import free_port
 
 LOOK_S = 0.5
 PROFILE = "tiny-cpu"
