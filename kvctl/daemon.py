@@ -309,7 +309,6 @@ class Daemon:
         self.face.update(standing_of(gates.values()))
         if due:
             self._told_at = now
-            self.journal.settle()
             self._recent.sample(gates)
             self._sentence = self._sentence_of(gates)
             self._notify.status(self._sentence)

@@ -91,6 +91,8 @@ def environment(folder: Path, engine: str, **settings: str) -> dict[str, str]:
         "ADMIN_SOCKET": str(folder / "kvctl.sock"),
         "STATE_DIR": str(folder),
         "TOKENIZER": "bound",
+        "HEADER_TIMEOUT": "60s",  # whoever is late here is a test on a machine that stands still
+        "CONNECT_TIMEOUT": "60s",
         **settings,
     }
     return clean | {f"KVCTL_{key}": text for key, text in given.items()}

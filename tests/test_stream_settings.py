@@ -13,6 +13,7 @@ from tests.proxy.harness import (
     Wire,
     chunk,
     event,
+    get,
     plain,
     post,
 )
@@ -27,6 +28,7 @@ class Engine:
 
     def __init__(self) -> None:
         self.streams = 0
+        self.go_on = asyncio.Event()
         self.read_to_the_end = asyncio.Event()
 
     async def __call__(self, wire: Wire) -> None:
@@ -41,7 +43,7 @@ class Engine:
                 await wire.send(STREAM_HEAD + chunk(BUSY + DONE) + LAST)
                 continue
             await wire.send(STREAM_HEAD + chunk(event("a")))
-            await asyncio.sleep(1.0)
+            await self.go_on.wait()
             await wire.send(chunk(event("", "stop") + DONE) + LAST)
             self.read_to_the_end.set()
 
@@ -54,7 +56,7 @@ async def test_peek_heartbeat_and_drain_are_settings(tmp_path: Path) -> None:
         async with daemon(
             tmp_path,
             f"http://127.0.0.1:{engine.port}",
-            FIRST_EVENT_PEEK="2s",
+            FIRST_EVENT_PEEK="60s",
             STREAM_HEARTBEAT="100ms",
             ENGINE_DRAIN_ON_ABORT="true",
         ) as it:
@@ -69,6 +71,10 @@ async def test_peek_heartbeat_and_drain_are_settings(tmp_path: Path) -> None:
                 await wire.reader.readuntil(event("a"))
                 await wire.reader.readuntil(b": keep-alive\n\n")
                 wire.reset()
+                for _ in range(2):  # what comes behind the reset is answered: so it was seen
+                    await it.ask(get("/healthz"))
+                assert not NO_LEASE.search(await it.metrics())
+                script.go_on.set()
                 await script.read_to_the_end.wait()
                 while not NO_LEASE.search(await it.metrics()):  # noqa: ASYNC110 - another process
                     await asyncio.sleep(0.02)

@@ -38,6 +38,7 @@ log = logs.get("control.gatekeeper")
 VERDICTS = (Admit, Reject)
 _FREQUENT = frozenset({Admit, Reject, LeaseEnded})  # requests bring these; all else is written at once
 _WRITTEN_LATE = 64  # events that may wait for being written down
+_MOST_LATE = 128  # and at an arrival, whose answer must not wait for them: an end comes before, as a rule
 Observer = Callable[[Command], None]
 Interest = tuple[Observer, tuple[type[Command], ...]]  # an observer, and what kinds it wants; (): all
 Recorder = Callable[[Event, list[Command], float], None]
@@ -66,16 +67,18 @@ class LeaseHandle:
 
     def progress(self, tokens: int) -> None:
         """``tokens`` more output tokens were seen. After the end: ignored, the bytes are merely late."""
-        if self._done:
+        if self._untold:  # nearly always; it is not over then: its end tells its gate of them
+            self._untold += tokens
+            self.moved_at = self._keeper.clock()
+        elif self._done:
             return
-        if not self._begun:
+        elif self._begun:
+            self._untold = tokens
+            self.moved_at = self._keeper.clock()
+            self._keeper.moved.append(self)
+        else:
             self._begun = True
             self._keeper.progressed(self.request_id, tokens)
-            return
-        self.moved_at = self._keeper.clock()
-        if not self._untold:
-            self._keeper.moved.append(self)
-        self._untold += tokens
 
     def take_untold(self) -> int:
         """The tokens that its gate is now told of."""
@@ -180,8 +183,7 @@ class Gatekeeper:
                 except Exception:
                     log.exception("a recorder failed; what the gate decided stands")
             for command in commands:
-                audience = counting.get(type(command))
-                if audience is not None:
+                if (audience := counting.get(type(command))) is not None:
                     _show(command, audience)
         self._shown = None
 
@@ -198,11 +200,15 @@ class Gatekeeper:
         now, gate, late = self.clock(), self._gate, self._late
         commands = gate.handle(event, now)
         late.append((event, commands, now, gate.moment()))
-        kind = type(commands[0]) if len(commands) == 1 else None
-        if commands and (self._waiting or kind is None or self._audience.get(kind, True)):
+        if len(commands) == 1 and (kind := type(commands[0])) in _FREQUENT:
+            if self._waiting or self._audience.get(kind) != []:  # []: nobody hears of it at once
+                self._tell(commands)
+            most = _MOST_LATE if type(event) is Arrived else _WRITTEN_LATE
+            if not self.hurry and len(late) < most:
+                return commands
+        elif commands:
             self._tell(commands)
-        if kind not in _FREQUENT or self.hurry or len(late) >= _WRITTEN_LATE:
-            self.settle()
+        self.settle()
         return commands
 
     def refuse(self, event: Arrived, verdict: Reject) -> None:

@@ -7,6 +7,9 @@ Each of the (prompts x n) sequences with prompt ``p`` and allowed output ``m`` c
 default for the route; either is held to ``context - p``, since the engine generates no further.
 """
 
+from dataclasses import field
+from math import inf
+
 from kvctl.core.outcomes import RejectReason
 from kvctl.core.records import record
 
@@ -53,6 +56,15 @@ class Limits:
     block: int = 16
     clamps_output: bool = True  # the engine shortens prompt + asked to its context instead of refusing
     unknown_output: int = 4096  # worst case of an unlimited request where neither context nor pool is known
+    least: float = field(init=False)  # tokens of a sequence: with no more it is within each of these
+    ends_in_pool: bool = field(init=False)  # whatever it asks for, the engine's context ends it there
+
+    def __post_init__(self) -> None:
+        known = self.rank_capacity is not None and self.capacity_exact
+        pool = (self.rank_capacity or 0) // self.block * self.block if known else inf
+        context, most = (inf if one is None else one for one in (self.context, self.max_context))
+        object.__setattr__(self, "least", min(context, most, pool))
+        object.__setattr__(self, "ends_in_pool", self.context is not None and context <= pool)
 
 
 @record
@@ -102,7 +114,9 @@ def allowed_output(shape: Shape, prompt: int, limits: Limits) -> int:
     wanted = shape.asked_output if shape.asked_output is not None else shape.default_output
     if wanted is None:
         return _unlimited_output(shape, prompt, limits)
-    return wanted if limits.context is None else min(wanted, max(limits.context - prompt, 0))
+    if limits.context is None or prompt + wanted <= limits.context:
+        return wanted
+    return max(limits.context - prompt, 0)
 
 
 def _unlimited_output(shape: Shape, prompt: int, limits: Limits) -> int:
@@ -157,18 +171,11 @@ def never_fits(shape: Shape, limits: Limits) -> NeverFits | None:
 
 def _surely_fits(shape: Shape, limits: Limits) -> bool:
     """Nearly all, in a few comparisons: all that it may come to is within every limit. False: not known."""
-    asked, context, most = shape.asked_output, limits.context, limits.max_context
+    asked = shape.asked_output
     prompt = shape.prompts[0] if len(shape.prompts) == 1 else max(shape.prompts)
-    if asked is not None:
-        needed = whole = prompt + (asked or 1)
-    elif context is not None:
-        needed, whole = prompt + 1, context  # the engine stops there
-    else:
+    if asked is None and not limits.ends_in_pool:
         return False
-    if (context is not None and needed > context) or (most is not None and needed > most):
-        return False
-    capacity = limits.rank_capacity
-    return capacity is None or not limits.capacity_exact or whole <= capacity // limits.block * limits.block
+    return prompt + (asked or 1) <= limits.least
 
 
 def _beyond_context(shape: Shape, limits: Limits) -> NeverFits | None:

@@ -19,8 +19,8 @@ What ``k`` sequences hold together counts with the chance that any of them lives
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+from collections.abc import Callable, Collection, Sequence
+from functools import cache, reduce
 from itertools import zip_longest
 from math import hypot, sqrt
 from operator import add, itemgetter, mul, sub
@@ -37,6 +37,11 @@ Half of it serves 5 % more where many short answers run, and preempts twice as m
 answers have become four times as long; 0.05 costs a tenth of the goodput of short answers."""
 
 _APART = 1.0 - RHO
+CROWDED = 14
+"""Sequences from which on they are summed node by node: fewer are drawn one by one in less time."""
+
+_SEVERAL = 4  # curves that are cheaper to sum node by node than one after the other
+
 _INTERVAL_ENDS = [*STEPS[1:], LONGEST * 4]
 
 
@@ -62,6 +67,10 @@ class Curve:
         """At how many nodes it is above zero."""
         return len(self.means)
 
+    def drawn(self) -> "Curve":
+        """Itself."""
+        return self
+
     def point(self, node: int) -> "Point":
         """What it is there."""
         if node >= len(self.means):
@@ -70,14 +79,12 @@ class Curve:
 
     def crest(self, known: Sequence[float] = ()) -> "Crest":
         """Where it is highest, KV tokens; ``known``: mean and spread at the last nodes."""
-        apart, common, unknown = _APART, RHO, len(self.means) - len(known)
+        apart, common, root, unknown = _APART, RHO, sqrt, len(self.means) - len(known)
         tall = [
-            mean + Z * sqrt(variance)
+            mean + Z * root(variance)
             if (variance := apart * square + common * spread * spread) > 0.0
             else mean
-            for mean, spread, square in zip(
-                self.means[:unknown], self.spreads[:unknown], self.squares[:unknown], strict=True
-            )
+            for mean, spread, square in zip(self.means[:unknown], self.spreads, self.squares, strict=False)
         ]
         tall += known
         if not tall:
@@ -136,6 +143,7 @@ class Point(NamedTuple):
 
 FLAT = Crest(0.0, 0, 0.0, 0.0, ())
 NOWHERE = Point(0.0, 0.0, 0.0, 0.0)
+NOTHING = Curve([], [], [], [])
 
 
 class Sketch(NamedTuple):
@@ -155,18 +163,14 @@ class Sketch(NamedTuple):
         """At how many nodes its curve is above zero."""
         return _nodes_within(self.left)
 
-    def ends(self) -> list[int]:
-        """Tokens held at the right end of each interval."""
-        whole, over = divmod(self.held, self.block)
-        rounded = list(
-            map((whole * self.block).__add__, _rounded_ends(self.block, over)[: _nodes_within(self.left)])
-        )
-        rounded[-1] = round_up(self.held + self.left, self.block)
-        return rounded
+    def alive(self) -> list[float]:
+        """Its chance to live, at each node."""
+        nodes = self.nodes
+        return self.table.ahead(self.shown, nodes).alive[:nodes]
 
     def drawn(self) -> Curve:
         """Its curve."""
-        return _scaled(self.ends(), self.table, self.shown, 1)
+        return _scaled(_ends(self.held, self.left, self.block), self.table, self.shown, 1)
 
     def point(self, node: int) -> Point:
         """Its curve at one node, without drawing the rest."""
@@ -184,7 +188,7 @@ def _point(sketch: tuple[int, int, int, int, Table], node: int) -> Point:
     return Point(holds * alive[node], wide, wide * wide, holds)
 
 
-def crowd(sketches: Iterable[Sketch]) -> Curve:
+def crowd(sketches: Sequence[Sketch]) -> Curve:
     """The sum of the curves of many sequences, all with blocks of one size.
 
     Summed node by node and not lease by lease: what is looked at for each of them is little.
@@ -214,8 +218,11 @@ def crowd(sketches: Iterable[Sketch]) -> Curve:
     return Curve(means, spreads, squares, most)
 
 
-def together(parts: Iterable[Sketch | Curve]) -> Curve:
+def together(parts: Collection[Sketch | Curve]) -> Curve:
     """The sum of the curves of all."""
+    if len(parts) == 1:
+        (one,) = parts
+        return one.drawn()
     drawn: list[Curve] = []
     by_block: defaultdict[int, list[Sketch]] = defaultdict(list)
     for part in parts:
@@ -223,7 +230,12 @@ def together(parts: Iterable[Sketch | Curve]) -> Curve:
             drawn.append(part)
         else:
             by_block[part.block].append(part)
-    return total([*map(crowd, by_block.values()), *drawn])
+    for alike in by_block.values():
+        if len(alike) < CROWDED:
+            drawn += [one.drawn() for one in alike]
+        else:
+            drawn.append(crowd(alike))
+    return total(drawn)
 
 
 def curve(
@@ -238,8 +250,9 @@ def curve(
     """
     outputs, shown, whole = claim.outputs, output_per_sequence, claim.prompts
     if len(outputs) == 1:
-        one = _sketch(claim, shown, table_for, shared)
-        return _scaled(one.ends(), one.table, one.shown, claim.n)
+        cap, prompt = outputs[0], whole[0] if shared is None else whole[0] - shared[0]
+        shown = min(shown, cap)
+        return _scaled(_ends(prompt + shown, cap - shown, claim.block), table_for(cap), shown, claim.n)
     own = whole if shared is None else [p - other for p, other in zip(whole, shared, strict=True)]
     parts = []
     for cap in dict.fromkeys(outputs):
@@ -258,19 +271,13 @@ def sketch_or_curve(
     """What ``curve`` draws, not drawn yet where it is of one sequence: nearly all are."""
     if claim.sequences > 1:
         return curve(claim, output_per_sequence, table_for, shared)
-    return _sketch(claim, output_per_sequence, table_for, shared)
-
-
-def _sketch(
-    claim: Claim, output_per_sequence: int, table_for: Callable[[int], Table], shared: Sequence[int] | None
-) -> Sketch:
     cap, prompt = claim.outputs[0], claim.prompts[0]
     shown = min(output_per_sequence, cap)
     held = prompt + shown if shared is None else prompt - shared[0] + shown
     return Sketch(cap - shown, held, shown, claim.block, table_for(cap))
 
 
-def _scaled(held: list[float] | list[int], table: Table, shown: int, sequences: int) -> Curve:
+def _scaled(held: list[float], table: Table, shown: int, sequences: int) -> Curve:
     """The curve of ``sequences`` equal sequences that hold ``held[j]`` tokens at node j."""
     alive, spread = table.ahead(shown, len(held))
     means, spreads = list(map(mul, alive, held)), list(map(mul, spread, held))
@@ -304,10 +311,19 @@ def alive(
     return chances if claim.n == 1 else [claim.n * one for one in chances]
 
 
+def _ends(held: int, left: int, block: int) -> list[float]:
+    """Tokens held at the right end of each interval by a sequence that holds ``held`` now."""
+    over = held % block
+    whole = float(held - over)
+    ends = [whole + more for more in _rounded_ends(block, over)[: bisect_left(STEPS, left) or 1]]
+    ends[-1] = float(-(-(held + left) // block) * block)
+    return ends
+
+
 @cache
-def _rounded_ends(block: int, over: int) -> list[int]:
+def _rounded_ends(block: int, over: int) -> list[float]:
     """Blocks at the right end of each interval for a sequence that holds ``over`` tokens now."""
-    return [round_up(over + t, block) for t in _INTERVAL_ENDS]
+    return [float(round_up(over + t, block)) for t in _INTERVAL_ENDS]
 
 
 def _mean_held(prompts: list[int], cap: int, shown: int, block: int) -> list[float]:
@@ -321,8 +337,8 @@ def _mean_held(prompts: list[int], cap: int, shown: int, block: int) -> list[flo
 
 def total(curves: Sequence[Curve]) -> Curve:
     """The sum of many curves."""
-    if len(curves) == 1:
-        return curves[0]
+    if 0 < len(curves) < _SEVERAL:
+        return reduce(plus, curves)
     return Curve(
         list(map(sum, zip_longest(*[one.means for one in curves], fillvalue=0.0))),
         list(map(sum, zip_longest(*[one.spreads for one in curves], fillvalue=0.0))),

@@ -21,6 +21,7 @@ from kvctl.core.survival import Key, SurvivalModel, Table
 from kvctl.core.telemetry import RankSample
 
 NATURAL = frozenset({EndReason.FINISHED, EndReason.CAPPED})
+_FINISHED = EndReason.FINISHED  # looked up once
 
 
 class Demand:
@@ -97,7 +98,7 @@ class Demand:
         that far, but no answer of that length.
         """
         lease, reason = record.lease, record.reason
-        by_itself = reason is EndReason.FINISHED
+        by_itself = reason is _FINISHED
         if lease.streaming:
             self.frailty.ended(lease, self._table, finished=by_itself)
             counted = counted or lease.first_token_at is not None
@@ -194,7 +195,7 @@ class Demand:
     def most_with(self, asked: Claim, key: Key) -> float:
         """What the forecast peak is at most, were such a request admitted too: no curve is looked at."""
         own = self.ledger.claimed_tokens + asked.tokens
-        return min(self._sharing.newcomers.peak_with(asked, key), float(own))
+        return self._sharing.newcomers.peak_with(asked, key, own)
 
     def cached(self, asked: Claim, key: Key) -> int:
         """Prompt tokens of a request that the engine has computed for others in flight."""

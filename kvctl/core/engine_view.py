@@ -20,6 +20,7 @@ REFUSED_IN_A_ROW = 2  # polls or data-plane connections, before "unreachable"
 FROZEN_TOKENS = 64  # tokens seen by the ledger while the page's counters stand still
 FROZEN_AFTER_S = 2.0
 SURVIVED_S = 5.0  # a token so long after its card failed was made after it: the engine lives
+_UP = EngineState.UP  # looked up once: a member of an enum costs as much as a call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,12 +168,11 @@ class EngineView:
         """Seconds since the engine's counters were last known to be true; None: never."""
         if self.sampled_at is None:
             return None
-        frozen = (
-            self._moved_at is not None
-            and self._tokens_since_move >= FROZEN_TOKENS
-            and now - self._moved_at > FROZEN_AFTER_S
-        )
-        return now - self._moved_at if frozen and self._moved_at is not None else now - self.sampled_at
+        if self._tokens_since_move >= FROZEN_TOKENS and self._moved_at is not None:
+            unmoved = now - self._moved_at
+            if unmoved > FROZEN_AFTER_S:
+                return unmoved
+        return now - self.sampled_at
 
     def looks_empty(self) -> bool:
         """Whether the last page says that nothing runs or waits. A paused engine says so too.
@@ -221,10 +221,10 @@ class EngineView:
 
     def _telemetry_state(self, now: float) -> EngineState:
         age = self.age(now)
-        if age is None or (self._fault is SourceFault.NO_SERIES and age > self._config.late_after_s):
+        if age is not None and age <= self._config.late_after_s:
+            return _UP
+        if age is None or self._fault is SourceFault.NO_SERIES:
             return EngineState.NO_TELEMETRY
-        if age <= self._config.late_after_s:
-            return EngineState.UP
         return EngineState.LATE if age <= self._config.stale_after_s else EngineState.STALE
 
     def _judge_progress(self, now: float, long_ago: float) -> None:

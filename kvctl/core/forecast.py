@@ -3,9 +3,7 @@
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from kvctl.core.curves import FLAT, NOWHERE, Crest, Curve, Point, Sketch, minus, plus, together
-
-_NOTHING = Curve([], [], [], [])
+from kvctl.core.curves import FLAT, NOTHING, NOWHERE, Crest, Curve, Point, Sketch, minus, plus, together
 
 
 class Forecast:
@@ -17,7 +15,7 @@ class Forecast:
 
     def __init__(self) -> None:
         self._curves: dict[Any, Curve | Sketch] = {}
-        self._sum = _NOTHING
+        self._sum = NOTHING
         self._gone: list[Curve | Sketch] = []  # of the sum
         self._crest: Crest | None = FLAT  # of the sum, None: not known
         self._talls: Sequence[float] = ()  # mean and spread of the sum when its peak was last read
@@ -42,10 +40,19 @@ class Forecast:
         if tried is not None and tried[0] is whole and tried[1] is one:
             self._read(tried[2], tried[3])
             return True
-        self._sum, self._crest = plus(whole, one), None
-        self._touched = max(self._touched, len(one.means))
-        self._point = self._point.plus(one.point(self.node))
+        self._put(one)
         return False
+
+    def draw(self, parts: dict[Any, Curve | Sketch]) -> None:
+        """Put on the curves of leases that were let in without."""
+        if parts:
+            self._put(together(parts.values()))
+            self._curves |= parts
+
+    def _put(self, one: Curve) -> None:
+        self._sum, self._crest = plus(self.sum, one), None
+        self._touched = max(self._touched, one.nodes)
+        self._point = self._point.plus(one.point(self.node))
 
     def remove(self, key: Hashable) -> float:
         """Take off the curve of a lease that ended.
@@ -89,7 +96,7 @@ class Forecast:
             if self._curves:
                 self._sum = minus(self._sum, gone)
             else:
-                self._sum, self._talls = _NOTHING, ()
+                self._sum, self._talls = NOTHING, ()
         return self._sum
 
     @property

@@ -27,6 +27,7 @@ UNEXPLAINED = 0.8  # factor under which history is held to be about other times
 FORGET_EVERY_S = 1.0
 FORGOTTEN = 0.05  # of what is remembered, each time
 
+_NEW = 0, 0.0  # of what is watched
 TableOf = Callable[[Lease], Table]
 
 
@@ -55,12 +56,14 @@ class Frailty:
 
     def ended(self, lease: Lease, table_of: TableOf, *, finished: bool) -> None:
         """A lease is over: its answer ended by itself, or was cut."""
-        if _watchable(lease):
-            table = table_of(lease)
-            so_far = self._watch(lease, table)
-            if finished and so_far < MOST_HAZARD and not table.to_the_cap:
+        if not _watchable(lease):
+            return
+        table = table_of(lease)
+        before, so_far = self._watched.pop(lease.id, _NEW)
+        if so_far < MOST_HAZARD:
+            self._expected += _passed(lease, table, before, so_far)
+            if finished and not table.to_the_cap:
                 self._seen += 1.0
-        self._watched.pop(lease.id, None)
 
     def outdated(self, now: float) -> bool:
         """Whether some of the history should be forgotten now."""
@@ -69,21 +72,24 @@ class Frailty:
         self._forgot_at = now
         return True
 
-    def _watch(self, lease: Lease, table: Table) -> float:
-        """Add the hazard that it has passed through since the last look; returns what it had before."""
-        shown = lease.output_per_sequence
-        before, so_far = self._watched.get(lease.id, (0, 0.0))
+    def _watch(self, lease: Lease, table: Table) -> None:
+        """Add the hazard that it has passed through since the last look."""
+        before, so_far = self._watched.get(lease.id, _NEW)
         if so_far < MOST_HAZARD:
-            more = min(table.hazard(before, shown), MOST_HAZARD - so_far)
+            more = _passed(lease, table, before, so_far)
             self._expected += more
-            self._watched[lease.id] = shown, so_far + more
-        return so_far
+            self._watched[lease.id] = lease.output_per_sequence, so_far + more
 
     def _judged(self) -> float:
         if self._expected < FEWEST:
             return 1.0
         most = self._seen + CHANCE * sqrt(self._expected)
         return max(min(most / self._expected, 1.0), LEAST)
+
+
+def _passed(lease: Lease, table: Table, before: int, so_far: float) -> float:
+    """The hazard on its way from ``before`` tokens to now, as far as it is watched."""
+    return min(table.hazard(before, lease.output_per_sequence), MOST_HAZARD - so_far)
 
 
 def _watchable(lease: Lease) -> bool:

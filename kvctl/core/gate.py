@@ -135,10 +135,7 @@ class Gate:
         weigh(case, self._demand, self._supply, self._policy, may_wait=self._room.open)
 
     def _obstacle(self, case: Case, now: float, *, exact: bool = False) -> Obstacle | None:
-        """What stands in its way: its tenant's quota, the KV budget, a guard, or what others are owed.
-
-        ``exact``: nothing but the curve will do.
-        """
+        """What stands in its way: a quota, the KV budget, a guard, or others' due; ``exact``: by curve."""
         over = self._tenants.over_quota(case, now) if self._tenants.on else None
         if over is not None:
             return over

@@ -141,10 +141,12 @@ class DecodeGuard:
 
     def ended(self, lease: Lease, now: float) -> None:
         """A lease is over. One that was too short to be seen at its work counts as a whole."""
+        seen = self._marks.pop(lease.id, None)
+        if self._target is None or seen is not None or not lease.streaming:
+            return  # without a target nobody reads paces, nor forgets them
         first, last = lease.first_token_at, lease.last_token_at
         tokens = lease.output_tokens / lease.claim.sequences
-        seen = self._marks.pop(lease.id, None)
-        if seen is not None or not lease.streaming or first is None or last is None or tokens < FEWEST_TOKENS:
+        if first is None or last is None or tokens < FEWEST_TOKENS:
             return
         self._finished.append((now, (last - first) / (tokens - 1.0)))
 
@@ -339,10 +341,11 @@ class Guards:
             if wait > 0:
                 return GuardRefusal(RejectReason.PREFILL_BACKLOG, seconds=wait)
         own, decode, slots = asked.sequences, self.decode.limit, self.slots.limit
-        if running + own > decode:
-            return GuardRefusal(RejectReason.DECODE_CONCURRENCY, sequences=min(running + own - decode, own))
-        if running + own > slots:
-            return GuardRefusal(RejectReason.SEQUENCE_SLOTS, sequences=min(running + own - slots, own))
+        after = running + own
+        if after > decode:
+            return GuardRefusal(RejectReason.DECODE_CONCURRENCY, sequences=min(after - decode, own))
+        if after > slots:
+            return GuardRefusal(RejectReason.SEQUENCE_SLOTS, sequences=min(after - slots, own))
         return None
 
     def turned_away(self, reason: RejectReason) -> None:

@@ -68,12 +68,12 @@ class Newcomers:
             tall += slope * (prompt + asked.block) + least
         return int(asked.n * tall) + 1
 
-    def peak_with(self, asked: Claim, key: Key) -> float:
-        """The peak of what is in flight at most, were one more let in."""
+    def peak_with(self, asked: Claim, key: Key, claimed: float = inf) -> float:
+        """The peak of what is in flight at most, were one more let in; all together claim ``claimed``."""
         tall = self.tall(asked, key)
         self._judged = asked, tall
         one, other = self._tall_before + self._tall + tall, self._most_before + self._most + asked.tokens
-        return min(one, other)
+        return min(one, other, claimed)
 
     def joined(self, lease_id: str, asked: Claim, key: Key) -> None:
         """One was let in."""

@@ -81,7 +81,6 @@ class Match:
     cached: int
 
 
-@dataclass(slots=True)
 class Changes:
     """What an opening or an end changed.
 
@@ -90,10 +89,13 @@ class Changes:
     that share from now on or do no more.
     """
 
-    held: list[tuple[Node, Place]] = field(default_factory=list)
-    reshaped: list[Node] = field(default_factory=list)
-    gone: list[Node] = field(default_factory=list)
-    leases: list[str] = field(default_factory=list)
+    __slots__ = ("gone", "held", "leases", "reshaped")
+
+    def __init__(self) -> None:
+        self.held: list[tuple[Node, Place]] = []
+        self.reshaped: list[Node] = []
+        self.gone: list[Node] = []
+        self.leases: list[str] = []
 
 
 class Prefixes:
@@ -166,6 +168,9 @@ class Prefixes:
         """Tokens of each prompt that others (or its own sequences) hold too; None: nothing of it is."""
         if not self._leaves:
             return None
+        if len(claim.prompts) == 1:  # nearly all, and a tick asks for every lease
+            own = self._shared_of((lease_id, 0))
+            return (own,) if own else None
         shared = tuple([self._shared_of((lease_id, index)) for index in range(len(claim.prompts))])
         return shared if any(shared) else None
 
@@ -235,7 +240,7 @@ class Prefixes:
         weight = leaf.ends.pop(place)
         for node in list(leaf.upwards()):
             node.weight -= weight
-            self.saved -= node.size * (weight if node.weight else weight - 1)
+            self.saved -= (node.end - node.start) * (weight if node.weight else weight - 1)
             if node.weight == 0:
                 self._cut(node, changes)
                 continue

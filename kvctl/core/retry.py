@@ -22,6 +22,7 @@ class RetryHints:
     def __init__(self, *, longest_s: float, seed: float = 0.0) -> None:
         self._longest = longest_s
         self._drained: deque[tuple[float, float]] = deque()
+        self._total: float | None = None  # of them, None: not summed
         self._phase = seed % 1.0
         self._refusing_since: float | None = None
 
@@ -33,6 +34,7 @@ class RetryHints:
         """A lease ended; the forecast peak fell by ``tokens``."""
         drained = self._drained
         drained.append((now, max(tokens, 0.0)))
+        self._total = None
         if drained[0][0] < now - WINDOW_S:
             self._forget(now)
 
@@ -42,8 +44,9 @@ class RetryHints:
         if len(self._drained) < FEWEST_ENDS:
             return None
         seconds = max(now - self._drained[0][0], 1.0)
-        total = sum(tokens for _, tokens in self._drained)
-        return total / seconds if total > 0 else None
+        if self._total is None:  # refusals come in bursts, and each asks
+            self._total = sum(tokens for _, tokens in self._drained)
+        return self._total / seconds if self._total > 0 else None
 
     def ends_per_s(self, now: float) -> float | None:
         """Leases that end in a second; None: too little ended to say."""
@@ -74,3 +77,4 @@ class RetryHints:
     def _forget(self, now: float) -> None:
         while self._drained and self._drained[0][0] < now - WINDOW_S:
             self._drained.popleft()
+            self._total = None

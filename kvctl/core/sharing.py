@@ -30,7 +30,12 @@ class Candidate(Curve):
     __slots__ = ("adds", "at", "cached", "key", "living", "saved")
 
     def __init__(self, whole: Curve, key: Key) -> None:
-        super().__init__(whole.means, whole.spreads, whole.squares, whole.most)
+        self.means, self.spreads, self.squares, self.most = (
+            whole.means,
+            whole.spreads,
+            whole.squares,
+            whole.most,
+        )
         self.key = key
         self.adds: Curve = self
         self.saved = self.cached = 0
@@ -134,9 +139,11 @@ class Sharing:
         if self._stale:
             self.rebuild()
             return
-        undrawn, self._undrawn = self._undrawn, {}
-        for lease in undrawn.values():
-            self._forecast.add(lease.id, curve(lease.claim, 0, self._tables(lease.key)))
+        if self._undrawn:
+            undrawn, self._undrawn = self._undrawn, {}
+            self._forecast.draw(
+                {one.id: sketch_or_curve(one.claim, 0, self._tables(one.key)) for one in undrawn.values()}
+            )
 
     # --- leases -------------------------------------------------------------------------------------
 
@@ -229,10 +236,12 @@ class Sharing:
             if tables is None:
                 tables = tables_of[lease.key] = _Tables(self._table, lease.key).__getitem__
             shared = self._ledger.prefixes.shared(lease.id, claim) if claim.prefixes else None
-            curves[lease.id] = sketch_or_curve(claim, shown, tables, shared)
+            part = curves[lease.id] = sketch_or_curve(claim, shown, tables, shared)
             for index in range(len(claim.prefixes)):
                 if holds(lease.id, index):
-                    self._alive[lease.id, index] = alive(claim, index, shown, tables)
+                    self._alive[lease.id, index] = (
+                        part.alive() if isinstance(part, Sketch) else alive(claim, index, shown, tables)
+                    )
         for node in self._ledger.prefixes.shared_nodes():
             columns = [self._alive[place] for place in node.ends]
             for child in node.children.values():

@@ -48,7 +48,7 @@ Answer = tuple[Key, int, bool, int | None]
 WINDOW = 2000  # answers remembered per class
 KEPT = 20  # of them, whatever is forgotten
 MOST_CLASSES = 1024  # classes remembered; the one whose last answer is longest ago goes first
-TAKEN_IN_AT_ONCE = 256  # answers: what runs often in a row costs less than between other code
+TAKEN_IN_AT_ONCE = 64  # answers: what runs often in a row costs less than between other code
 RENEWED_PER_REFRESH = 8  # tables; with more classes than that in flight, each is renewed in its turn
 FINE_STEPS = 16384  # tokens ahead up to which survival is read at three steps to an octave, then at two
 CAPPED_OF = 60  # answers over which it is judged whether caps bind
@@ -211,13 +211,14 @@ class LengthHistory:
         seen = beyond.index(0)
         # The actuarial convention: who is censored within a slot was at risk for half of it.
         exposed = [there - 0.5 * left for there, left in zip(beyond[:seen], cut, strict=False)]
-        return AtRisk(self.finished[:seen], exposed, seen_by_octave(self.finished, beyond))
+        ended = list(map(float, self.finished[:seen]))
+        return AtRisk(ended, exposed, seen_by_octave(self.finished, beyond))
 
 
 class AtRisk(NamedTuple):
     """What a history tells of each slot that anybody got to, and of each octave. The same for all caps."""
 
-    finished: list[int]
+    ended: list[float]
     exposed: list[float]  # answers that went through it
     octaves: list[tuple[int, float]]
 
@@ -231,7 +232,7 @@ class AtRisk(NamedTuple):
         living = accumulate([1.0 - hazard for hazard in prior[:seen]], mul, initial=PRIOR_WEIGHT)
         hazards = [
             (died + alive * hazard) / (there + alive)
-            for died, there, hazard, alive in zip(self.finished, self.exposed, prior, living, strict=False)
+            for died, there, hazard, alive in zip(self.ended, self.exposed, prior, living, strict=False)
         ]
         return hazards + list(prior[seen:])
 

@@ -63,7 +63,8 @@ class _Spent:
 
 @dataclass(slots=True)
 class _Account:
-    in_flight: float = 0.0
+    leases: int = 0
+    in_flight: float = 0.0  # KV tokens
     spent: deque[_Spent] = field(default_factory=deque)
     freed: deque[tuple[float, float]] = field(default_factory=deque)
 
@@ -84,7 +85,7 @@ class Quotas:
     def __init__(self, rules: Mapping[str, TenantRule]) -> None:
         self._rules = rules
         self._accounts: dict[str, _Account] = {}
-        self.charged: dict[str, tuple[str, float, _Spent]] = {}  # leases
+        self.charged: dict[str, tuple[str, float, _Spent]] = {}  # by lease: whom, how much
 
     def obey(self, rules: Mapping[str, TenantRule]) -> None:
         """Other rules from now on."""
@@ -114,6 +115,7 @@ class Quotas:
         account = self._accounts.setdefault(tenant, _Account())
         spent = _Spent(now, tokens)
         account.spent.append(spent)
+        account.leases += 1
         account.in_flight += tokens
         self.charged[lease_id] = tenant, tokens, spent
 
@@ -124,11 +126,12 @@ class Quotas:
             return None
         tenant, tokens, spent = opened
         account = self._accounts[tenant]
+        account.leases -= 1
         account.in_flight -= tokens
         account.freed.append((now, tokens))
         spent.tokens = held_tokens
         account.forget(now)
-        if not any(name == tenant for name, _, _ in self.charged.values()):
+        if not account.leases:
             account.in_flight = 0.0  # sums of floats: when nothing runs, exactly nothing
         return tenant, tokens
 
@@ -272,14 +275,14 @@ class Tenants:
     """Quotas and shares of all tenants of one engine. ``on`` False: no rules, nobody is told apart."""
 
     def __init__(self, rules: Sequence[TenantRule]) -> None:
-        self._rules = {rule.name: rule for rule in rules}
-        self.on = bool(rules)
-        self.quotas = Quotas(self._rules)
-        self.shares = Shares(self._rules)
+        self.quotas = Quotas({})
+        self.shares = Shares({})
+        self.obey(rules)
 
     def obey(self, rules: Sequence[TenantRule]) -> None:
         """Other rules from now on; what is in flight stays counted, where it was."""
         self._rules = {rule.name: rule for rule in rules}
+        self._labelled = {DEFAULT, *list(self._rules)[:MOST_LABELS]}
         self.on = bool(rules)
         self.quotas.obey(self._rules)
         self.shares.obey(self._rules)
@@ -294,10 +297,7 @@ class Tenants:
         """What metrics call it: the first twenty of the settings by name, the rest together."""
         if not self.on:
             return ""
-        if tenant == DEFAULT:
-            return DEFAULT
-        names = list(self._rules)
-        return tenant if tenant in names[:MOST_LABELS] else OTHER
+        return tenant if tenant in self._labelled else OTHER
 
     @property
     def labels(self) -> tuple[str, ...]:

@@ -53,13 +53,20 @@ def read_page(page: str, wanted: AbstractSet[str], marks: tuple[str, ...] = ()) 
     kept: list[str] = []
     seen: set[str] = set()
     for lines in _slices(page):
+        known: dict[str, bool] = {}  # what stands before labels: many lines have it in common
         for line in lines:
             if line.startswith("#"):
                 continue
-            if _is_wanted(line, wanted):
+            head = line.partition("{")[0]
+            keep = known.get(head)
+            if keep is None:
+                keep = known[head] = _is_wanted(head, wanted)
+                if not keep and head.startswith(marks):
+                    seen |= _marks_of(head, marks)
+            if keep and len(line) <= MAX_LINE_CHARS:
                 kept.append(line)
-            elif line.startswith(marks):
-                seen.update(mark for mark in marks if line.startswith(mark))
+            elif keep:
+                seen |= _marks_of(head, marks)
         if len(kept) > MAX_LINES:
             raise PageError(SourceFault.TOO_LARGE, f"more than {MAX_LINES} lines of known series")
     if not kept and not is_exposition(page):
@@ -85,14 +92,14 @@ def _slices(page: str) -> Iterator[list[str]]:
         start = end + 1
 
 
-def _is_wanted(line: str, wanted: AbstractSet[str]) -> bool:
-    """Whether a line short enough to be parsed is of a wanted series: labels or white space end its name."""
-    head = line.partition("{")[0]
-    if head not in wanted:  # the usual line has labels right after its name
-        words = head.split(None, 1)
-        if not words or words[0] not in wanted:
-            return False
-    return len(line) <= MAX_LINE_CHARS
+def _marks_of(head: str, marks: tuple[str, ...]) -> set[str]:
+    return {mark for mark in marks if head.startswith(mark)}
+
+
+def _is_wanted(head: str, wanted: AbstractSet[str]) -> bool:
+    """Whether what stands before the labels of a line, if it has any, begins with a wanted name."""
+    words = head.split(None, 1)
+    return bool(words) and words[0] in wanted
 
 
 @lru_cache(maxsize=1024)

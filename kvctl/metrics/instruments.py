@@ -4,7 +4,7 @@ prometheus_client's own instruments take a lock and walk the buckets at each obs
 ``_created`` series; these sit on the path of every streamed event.
 """
 
-from bisect import bisect_left
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, product
 
@@ -75,8 +75,7 @@ class Histogram:
     def settle(self) -> None:
         """Put all that came into its buckets."""
         for child in self._children.values():
-            if child.new:
-                child.settle(self._bounds)
+            child.settle(self._bounds)
 
     def lines(self) -> Iterator[str]:
         """What the page shows, the buckets of one label set at a time: they are of one moment."""
@@ -103,12 +102,19 @@ class _Child:
         self.new: list[float] = []  # values that are in no bucket yet
 
     def settle(self, bounds: Sequence[float]) -> None:
-        counts, total = self.counts, self.sum
-        for value in self.new:
-            counts[bisect_left(bounds, value)] += 1
-            total += value
-        self.sum = total
-        self.new.clear()
+        """By the bounds and not by the values: of these there are many more, where it matters."""
+        values, counts = self.new, self.counts
+        if not values:
+            return
+        self.sum = sum(values, self.sum)
+        values.sort()
+        below = 0
+        for bucket, bound in enumerate(bounds):
+            up_to = bisect_right(values, bound, below)
+            counts[bucket] += up_to - below
+            below = up_to
+        counts[-1] += len(values) - below
+        values.clear()
 
     def text(self) -> str:
         values = [f"{below}.0" for below in accumulate(self.counts)]

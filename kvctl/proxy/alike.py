@@ -19,12 +19,17 @@ _DATA = b"data: "
 _ENDS = b"\n\n\r\n"  # of an event, and of the chunk that it came in
 _LARGEST = 64 * 1024  # bytes of an event that is looked at so
 _PLAIN = bytes([code for code in range(0x20, 0x100) if code not in b'"\\\x7f'])
+_LONGEST_FRAMED = len(HEADS) - 1
+
+_SHORT = 16  # bytes of a text that is remembered
+_MOST_KNOWN = 4096
+_known: set[bytes] = set()  # short texts that are plain: most of any answer is made of a few thousand
 
 
 class Alike:
     """How events look that bring one more token of the choice ``index``, and nothing else."""
 
-    __slots__ = ("_before", "_begin", "_behind", "_behind_framed", "_end", "_least", "index")
+    __slots__ = ("_before", "_begin", "_behind", "_behind_framed", "_end", "_end_framed", "_least", "index")
 
     def __init__(self, before: bytes, behind: bytes, index: int) -> None:
         self._before = before
@@ -32,6 +37,7 @@ class Alike:
         self._behind_framed = behind + _ENDS
         self._begin = len(before)
         self._end = -len(behind)
+        self._end_framed = -len(self._behind_framed)
         self._least = len(before) + len(behind)
         self.index = index
 
@@ -42,20 +48,18 @@ class Alike:
         if not self._least <= len(event) <= _LARGEST:
             return False
         text = event[self._begin : self._end]
-        return not text.translate(None, _PLAIN) and (text.isascii() or _is_utf8(text))
+        return text in _known or _is_plain(text)
 
     def fits_framed(self, chunk: bytes) -> bool:
         """Whether ``chunk`` is one, whole, small and plainly framed, that holds one such event alone."""
         size = len(chunk)
-        head = HEADS[size] if size < len(HEADS) else None
-        behind, begin = self._behind_framed, self._begin
-        if head is None or not (chunk.startswith(head) and chunk.endswith(behind)):
+        if size > _LONGEST_FRAMED or (head := HEADS[size]) is None:
             return False
-        begin += len(head)
-        if not chunk.startswith(self._before, len(head)) or begin + len(behind) > size:
+        text = chunk[len(head) + self._begin : self._end_framed]
+        # One comparison of all is cheaper than one of each part; what overlaps does not come to it.
+        if chunk != b"".join((head, self._before, text, self._behind_framed)):
             return False
-        text = chunk[begin : size - len(behind)]
-        return not text.translate(None, _PLAIN) and (text.isascii() or _is_utf8(text))
+        return text in _known or _is_plain(text)
 
 
 def alike(event: bytes) -> Alike | None:
@@ -70,6 +74,17 @@ def alike(event: bytes) -> Alike | None:
         if end > 0 and index is not None:
             return Alike(before, behind, index)
     return None
+
+
+def _is_plain(text: bytes) -> bool:
+    """Whether it is a text and nothing else; where it is short, that is remembered."""
+    if text.translate(None, _PLAIN) or not (text.isascii() or _is_utf8(text)):
+        return False
+    if len(text) <= _SHORT:
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        _known.add(text)
+    return True
 
 
 def _is_utf8(text: bytes) -> bool:

@@ -42,7 +42,6 @@ class Parsed(msgspec.Struct, frozen=True, kw_only=True):
     count_method: CountMethod
     count_seconds: float
     counted: Count | None = None  # as the engine's usage may be compared with it; None: it may not
-    include_usage: bool
     begun: Begun | None = None  # the engine keeps the conversation
     background: bool = False  # the answer is generated whoever waits for it
     turns: bool = False  # the engine may run tools by itself, and go on
@@ -141,7 +140,6 @@ class Reader:
             count_seconds=count.seconds,
             # token ids take no time, and say nothing about a tokenizer
             counted=count if count.seconds and prompts == count.prompts else None,
-            include_usage=_wants_usage(data),
             begun=asked.begun,
             background=asked.background,
             turns=asked.turns,
@@ -167,11 +165,6 @@ class Reader:
             return tuple(min(prompt, truncate) for prompt in prompts), True
         context = self._facts.context()
         return tuple(min(prompt, context or prompt) for prompt in prompts), False
-
-
-def _wants_usage(data: Mapping[str, Any]) -> bool:
-    options = data.get("stream_options")
-    return isinstance(options, dict) and Fields(options).flag("include_usage")
 
 
 def _prefixes(count: Count, prompts: tuple[int, ...], data: Mapping[str, Any]) -> tuple[Prefix, ...]:

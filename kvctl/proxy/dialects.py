@@ -4,14 +4,12 @@ OpenAI's chunks, Anthropic's and OpenAI's typed events, TGI's tokens, SGLang's c
 pieces. Each is told by its own fields, so that one reader serves every route of every engine.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 
-@dataclass(slots=True)
-class Findings:
+class Findings(msgspec.Struct, gc=False):
     """What an answer showed so far. None: it did not say."""
 
     tokens: int = 0  # output tokens over all choices, as counted

@@ -140,7 +140,8 @@ class Metered(Relayed):
                 self._watch = self._watch.feed(data)
             if self.tail is not None:
                 self.tail.feed(data)
-            self._found()
+            if self._taken:
+                self._found()
             tokens = self._sniffer.feed(data)
             if tokens:
                 self._lease.progress(tokens)
@@ -190,7 +191,8 @@ class Metered(Relayed):
             except Exception:
                 log.exception(_UNCOUNTED)
                 self._read_no_more()
-        self.close(end_reason(self._found(), error))
+        if self.end is None:
+            self.close(end_reason(self._found(), error))
 
     def _read_no_more(self) -> None:
         """A defect of the books must not break the relay, nor keep the lease."""

@@ -148,7 +148,7 @@ class Handler:
         del body  # ``hold`` lets it go once an engine has it
         if isinstance(plan, BadRequest):
             return exchange.answer(errors.bad_request(match.api, plan))
-        _count_once(self._metrics, plan)
+        _count_once(self._metrics, plan.readings)
         left: Plan | None = plan
         while left is not None:
             way, reading = self._choose(exchange, left, again=left is not plan)
@@ -166,8 +166,11 @@ class Handler:
                     done = await (self._to_the_end(run) if drains else run)
             if not lease.ended:  # it is generated on in the background
                 exchange.end = None
-            if exchange.metered is not None:
-                await _learn(reading, exchange.metered)
+            metered, reader = exchange.metered, way.backend.reader
+            if metered is not None:  # what the answer told of its request, for counting what comes
+                reader.learn(reading.parsed, metered.prompt_tokens)
+                if metered.tail is not None and metered.end in _WHOLE:
+                    await reader.remember(reading.parsed, metered.tail.document())
             if done is not None:
                 return done
             left = left.without(way.backend)
@@ -305,22 +308,10 @@ class Handler:
         )
 
 
-def _count_once(metrics: ProxyMetrics, plan: Plan) -> None:
+def _count_once(metrics: ProxyMetrics, readings: Sequence[Reading]) -> None:
     """Bodies that were read for several engines at once were counted once."""
-    if len(plan.readings) == 1:
-        parsed = plan.readings[0].parsed
+    for parsed in {id(reading.parsed): reading.parsed for reading in readings}.values():
         metrics.counted(parsed.count_method, parsed.count_seconds)
-        return
-    for parsed in {id(reading.parsed): reading.parsed for reading in plan.readings}.values():
-        metrics.counted(parsed.count_method, parsed.count_seconds)
-
-
-async def _learn(reading: Reading, relayed: Metered) -> None:
-    """What the answer told of its request, for counting what comes."""
-    reader = reading.backend.reader
-    reader.learn(reading.parsed, relayed.prompt_tokens)
-    if relayed.tail is not None and relayed.end in _WHOLE:
-        await reader.remember(reading.parsed, relayed.tail.document())
 
 
 def _word_for(error: UpstreamError, lease: LeaseHandle) -> EndReason:

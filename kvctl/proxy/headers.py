@@ -46,10 +46,10 @@ def _kept(headers: RawHeaders, dropped: frozenset[bytes]) -> tuple[Headers, dict
     noted: dict[bytes, bytes] = {}
     for header in headers:
         name = header[0].lower()
-        if name not in dropped:
-            kept.append(header)
         if name in _NOTABLE:
             noted.setdefault(name, header[1])
+        if name not in dropped:
+            kept.append(header)
     if b"connection" in noted:
         kept = _without_nominated(kept, noted, headers)
     return kept, noted

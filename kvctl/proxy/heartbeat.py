@@ -14,13 +14,13 @@ _COMMENT = b": keep-alive\n\n"
 class Heartbeat:
     """Comments on one answer's stream after each ``seconds`` of silence, until closed."""
 
-    __slots__ = ("_half", "_loop", "_relayed", "_sent", "_silent", "_timer")
+    __slots__ = ("_half", "_loop", "_relayed", "_silent", "_timer")
 
     def __init__(self, relayed: Relayed, seconds: float) -> None:
         self._relayed = relayed
         self._half = seconds / 2
         self._loop = asyncio.get_running_loop()
-        self._sent = relayed.stream.sent
+        relayed.stream.stirred = False
         self._silent = 0  # halves of the time
         self._timer = self._loop.call_later(self._half, self._look)
 
@@ -30,9 +30,9 @@ class Heartbeat:
 
     def _look(self) -> None:
         stream = self._relayed.stream
-        self._silent = self._silent + 1 if stream.sent == self._sent else 0
+        self._silent = 0 if stream.stirred else self._silent + 1
         if self._silent >= 2 and self._relayed.at_border:
             stream.remark(_COMMENT)
             self._silent = 0
-        self._sent = stream.sent
+        stream.stirred = False
         self._timer = self._loop.call_later(self._half, self._look)

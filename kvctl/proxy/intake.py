@@ -54,14 +54,15 @@ class Hold:
     def __enter__(self) -> Self:
         return self
 
-    def drop(self, *error: object) -> None:
+    def __exit__(self, *error: object) -> None:
+        self.drop()
+
+    def drop(self) -> None:
         """The body is not needed any more."""
         self.body = None
         if self.size:
             self._intake.held -= self.size
             self.size = 0
-
-    __exit__ = drop
 
 
 class Intake:

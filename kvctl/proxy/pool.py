@@ -92,7 +92,7 @@ class Upstream:
     ) -> None:
         self.address = parse_address(url)
         self._before_target = b" " + self.address.prefix
-        self._behind_target = b" HTTP/1.1\r\nHost: " + self.address.authority + b"\r\n"
+        self._behind_target = b" HTTP/1.1\r\nHost: " + self.address.authority
         self._connect_timeout = connect_timeout
         self._read_timeout = read_timeout
         self._trust = (trust or Trust()) if self.address.secure else None
@@ -142,9 +142,9 @@ class Upstream:
     # --- requests ---
 
     def _head(self, method: str, target: bytes, headers: Headers, body: bytes | None) -> bytes:
-        lines = b"".join([b"%b: %b\r\n" % header for header in headers])
+        line = method.encode("ascii") + self._before_target + target + self._behind_target
         end = b"\r\n" if body is None else b"Content-Length: %d\r\n\r\n" % len(body)
-        return b"".join((method.encode("ascii"), self._before_target, target, self._behind_target, lines, end))
+        return b"\r\n".join((line, *map(b": ".join, headers), end))
 
     async def _exchange(
         self, connection: Connection, method: str, head: bytes, body: bytes | None, *, reused: bool

@@ -119,8 +119,8 @@ class ClientStream:
     """Writes one answer of the engine to the client. ``patience``: seconds of client_write_timeout."""
 
     __slots__ = (
-        "_blocked", "_chunked", "_held", "_patience", "_protocol", "_request", "_response", "_writer",
-        "event_stream", "keep_alive",
+        "_blocked", "_chunked", "_held", "_patience", "_protocol", "_request", "_response", "event_stream",
+        "keep_alive", "stirred",
     )  # fmt: skip
 
     def __init__(
@@ -128,10 +128,10 @@ class ClientStream:
     ) -> None:
         self._request = request
         self._protocol = request.protocol
-        self._writer = request.writer
         self._response = response
         self._patience = patience
         self._blocked = False
+        self.stirred = False  # more of the body was written since somebody set this to False
         bodyless = request.method == "HEAD" or response.status in _NO_BODY
         known = response.length is not None and not response.chunked
         self._chunked = not bodyless and not known and request.version >= (1, 1)
@@ -169,9 +169,13 @@ class ClientStream:
         """More of the body, also as whole chunks if it came so."""
         if self._chunked:
             data = framed or b"%x\r\n%b\r\n" % (len(data), data)
-        if self._held:
-            data, self._held = self._held + data, b""
-        self.put(data)
+        if not self._held:
+            self.put(data)
+            return
+        data, self._held = self._held + data, b""
+        _write(self._request, data)
+        if self._protocol.writing_paused:
+            self._hold_back()
 
     @property
     def takes_chunks(self) -> bool:
@@ -179,21 +183,20 @@ class ClientStream:
         return self._chunked and not self._held
 
     def put(self, data: bytes) -> None:
-        """More of what is on the wire. Stops the engine where the client is slow."""
+        """More of an answer that was begun. Stops the engine where the client is slow."""
         protocol = self._protocol
         transport = protocol.transport
         if transport is not None and not transport.is_closing():
-            self._writer.output_size += len(data)
             transport.write(data)
-        if protocol.writing_paused and not self._blocked:
+            self.stirred = True
+        if protocol.writing_paused:
+            self._hold_back()
+
+    def _hold_back(self) -> None:
+        if not self._blocked:
             self._blocked = True
             self._response.pause()
             self._response.nudge()
-
-    @property
-    def sent(self) -> int:
-        """Bytes written so far."""
-        return self._writer.output_size
 
     def remark(self, comment: bytes) -> None:
         """Put ``comment`` into an event stream whose end is open, as long as its client keeps up."""

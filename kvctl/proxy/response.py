@@ -168,13 +168,9 @@ class Response:
             if swift is not None and swift.take(data):
                 return
             if payload := payload_of(data):
-                if self._sink is not None:
-                    self._sink.data(payload, data)
-                else:
-                    self._keep_early(payload)
+                self._take_chunks(payload, data)
                 return
-            if data == _LAST_CHUNK:
-                self.finish(None)
+            if data.endswith(_LAST_CHUNK) and self._take_last(data[: -len(_LAST_CHUNK)]):
                 return
         elif self._left:
             self._take_rest(data)
@@ -202,6 +198,23 @@ class Response:
             if rest:
                 self.feed(rest)
         self._wake()
+
+    def _take_chunks(self, payload: bytes, data: bytes) -> None:
+        """Whole chunks, as they came, and what they carry."""
+        if self._sink is not None:
+            self._sink.data(payload, data)
+        else:
+            self._keep_early(payload)
+
+    def _take_last(self, before: bytes) -> bool:
+        """The last chunk behind whole ones, or alone; False: the bytes before it are something else."""
+        payload = payload_of(before)
+        if before and not payload:
+            return False
+        if payload:
+            self._take_chunks(payload, before)
+        self.finish(None)
+        return True
 
     def _take_rest(self, data: bytes) -> None:
         """More of a body whose length was declared."""

@@ -41,7 +41,9 @@ class ClientConnection(web.RequestHandler):
 
     __slots__ = (
         "_complain", "_held_back", "_house", "_metrics", "_wire", "closing_since", "owing_since", "serving",
+        "writing_paused",
     )  # fmt: skip
+    writing_paused: bool  # aiohttp's is a property: a call for each event of a stream
 
     def __init__(self, server: "ClientServer", metrics: ProxyMetrics, **options: Any) -> None:
         super().__init__(server, loop=asyncio.get_running_loop(), **options)
@@ -53,6 +55,7 @@ class ClientConnection(web.RequestHandler):
         self.owing_since: float | None = None
         self.closing_since: float | None = None
         self.serving = False
+        self.writing_paused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client came; it owes a request from the start."""
@@ -85,6 +88,16 @@ class ClientConnection(web.RequestHandler):
         if data and self.owing_since is None and not self.serving:  # aiohttp says b"" when it reads on
             self.owing_since = time.monotonic()
         super().data_received(data)
+
+    def pause_writing(self) -> None:
+        """The client does not keep up."""
+        self.writing_paused = True
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        """The client takes more."""
+        self.writing_paused = False
+        super().resume_writing()
 
     def pause_reading(self) -> None:
         """A body comes faster than it is read."""

@@ -31,7 +31,6 @@ _KNOWN_PART_KEYS = frozenset(
         *("file", "name", "detail", "prompt_cache_breakpoint"),
     }
 )
-_PLAIN_ROLES = frozenset({"user", "assistant", "system"})  # of text alone, they stay as they are
 _CALL_KEYS = ("id", "function", "type")
 _FUNCTION_KEYS = ("arguments", "name")
 
@@ -51,8 +50,7 @@ def _message(message: Any, *, wrap: bool) -> Message:
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise _unsure("a message without a role")
     role, content = message["role"], message.get("content")
-    plain = len(message) == 2 and not wrap and role in _PLAIN_ROLES and isinstance(content, str)
-    if plain and not (role == "system" and content.startswith(_BILLING_HEADER)):
+    if len(message) == 2 and not wrap and isinstance(content, str) and _stays(role, content):
         return {"role": role, "content": content}  # by far the most
     texts = _parts(content)
     if role == "system":
@@ -68,6 +66,11 @@ def _message(message: Any, *, wrap: bool) -> Message:
     if role == "developer":
         result["tools"] = message.get("tools")
     return result
+
+
+def _stays(role: str, text: str) -> bool:
+    """Whether a message of these two alone is what the template gets."""
+    return role in ("user", "assistant") or (role == "system" and not text.startswith(_BILLING_HEADER))
 
 
 def _parts(content: Any) -> list[Message]:

@@ -59,6 +59,7 @@ class Recent:
         self._clock = clock
         self._refusals: deque[Refusal] = deque(maxlen=SHOWN)
         self._seconds: deque[tuple[int, Counter[str]]] = deque(maxlen=WINDOW_S)
+        self._second, self._counts = -1, Counter[str]()  # the last of them
         self._curves: dict[str, deque[Sample]] = {}
 
     def observe(self, engine: str, command: Command) -> None:
@@ -115,7 +116,8 @@ class Recent:
         return admitted, dict(summed.most_common())
 
     def _count(self, word: str) -> None:
-        second = math.floor(self._clock())
-        if not self._seconds or self._seconds[-1][0] != second:
-            self._seconds.append((second, Counter()))
-        self._seconds[-1][1][word] += 1
+        second = int(self._clock())
+        if second != self._second:
+            self._second, self._counts = second, Counter()
+            self._seconds.append((second, self._counts))
+        self._counts[word] += 1

@@ -35,6 +35,7 @@ from kvctl.core.telemetry import GpuSample
 from kvctl.settings.loading import load
 from kvctl.settings.model import Settings
 
+PATIENCE_S = 60.0
 ENGINE = "http://127.0.0.1:8000"
 RANK = RankStatus(
     rank="0",
@@ -183,7 +184,7 @@ class Office:
     async def call(self, method: str, *arguments: Any, **named: Any) -> dict[str, Any]:
         """A call of the real client, off the loop that serves it."""
         answer: dict[str, Any] = await asyncio.to_thread(
-            getattr(AdminClient(self.socket), method), *arguments, **named
+            getattr(AdminClient(self.socket, PATIENCE_S), method), *arguments, **named
         )
         return answer
 

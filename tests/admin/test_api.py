@@ -21,7 +21,7 @@ from kvctl.admin.server import AdminApi, AdminServer
 from kvctl.control.journal import Journal
 from kvctl.core.overrides import Knob
 from kvctl.settings.model import SPECS
-from tests.admin.conftest import DEFAULTS, ENGINE, Applied, NewDesk, Office, Stand
+from tests.admin.conftest import DEFAULTS, ENGINE, PATIENCE_S, Applied, NewDesk, Office, Stand
 
 JOURNAL = Journal(10, time.monotonic, time.time)
 BODY = {"value": "12%", "ttl_s": 1800, "reason": "preemptions since 02:10"}
@@ -317,7 +317,7 @@ def test_on_the_loop_that_the_daemon_uses(new_desk: NewDesk, tmp_path: Path) -> 
         desk.open()
         server = AdminServer(AdminApi(Stand(), desk, JOURNAL, Pace()), OwnedSocket(tmp_path / "s"))
         await server.start()
-        await asyncio.to_thread(AdminClient(tmp_path / "s").put, "/v1/overrides/margin", BODY)
+        await asyncio.to_thread(AdminClient(tmp_path / "s", PATIENCE_S).put, "/v1/overrides/margin", BODY)
         await server.close()
         await desk.close()
 

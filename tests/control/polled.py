@@ -14,6 +14,7 @@ from kvctl.control.poll import Poller
 from kvctl.control.scraper import Scraper
 from kvctl.core.events import EngineDescribed, Scraped, ScrapeFailed
 from kvctl.engines.vllm import VLLM
+from tests.ports import free_port
 
 PAGES = Path(__file__).parent.parent / "conformance" / "pages"
 PAGE = (PAGES / "vllm-0.32-overloaded.prom").read_text()
@@ -68,7 +69,7 @@ async def served(
     app.router.add_get("/v1/models", models)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
-    site = web.TCPSite(runner, host, port)
+    site = web.TCPSite(runner, host, port or free_port())  # which may be left and taken again
     await site.start()
     try:
         yield runner.addresses[0][1]

@@ -124,6 +124,23 @@ async def test_no_more_than_some_wait_to_be_written_and_none_where_somebody_read
     assert len(counted) == 201
 
 
+async def test_who_arrives_does_not_wait_for_what_is_to_be_written() -> None:
+    """It waits for the next end, and for an arrival only where so many come that none is near."""
+    keeper = Gatekeeper(Gate(GateConfig()), lambda: 100.0)
+    keeper.handle(EngineDescribed(EngineInfo(models=("tiny",), context_tokens=4096)))
+    counted: list[Command] = []
+    keeper.count(counted.append, Admit)
+    leases = [await opened(keeper, f"{number}") for number in range(100)]
+    assert counted == []
+    leases[0].end(EndReason.FINISHED)
+    assert len(counted) == 100
+    for number in range(100, 227):
+        await opened(keeper, f"{number}")
+    assert len(counted) == 100
+    await opened(keeper, "227")
+    assert len(counted) == 228
+
+
 STREAM = Shape(route="chat", model="tiny", prompts=(16,), asked_output=400, stream=True)
 STEPS = st.lists(st.sampled_from(["a", "b", "c", "tick", "page", "look", "end a", "end b"]), max_size=40)
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvctl.core.claim import Claim, Limits, claim, round_up
-from kvctl.core.curves import RHO, Curve, Z, at_node, curve, total
+from kvctl.core.curves import CROWDED, RHO, Curve, Z, at_node, curve, sketch_or_curve, total
 from kvctl.core.events import Admit
 from kvctl.core.forecast import Forecast
 from kvctl.core.outcomes import EndReason, Policy
@@ -101,6 +101,46 @@ def test_a_few_large_prompts_are_not_forecast_beyond_what_all_of_them_can_hold()
     whole = forecast.sum
     assert forecast.peak() <= max(whole.most)
     assert max(map(lambda m, q: m + Z * sqrt(q), whole.means, whole.squares)) > 1.05 * forecast.peak()
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(st.lists(requests, min_size=1, max_size=3 * CROWDED), st.randoms(use_true_random=False))
+def test_what_is_not_drawn_is_summed_and_taken_off_as_if_it_were(
+    asked: list[tuple[int, int, int, int, int]], rng: random.Random
+) -> None:
+    """Law: a lease that leaves takes off the sum exactly what it put on, drawn or not."""
+    sketched, drawn = Forecast(), Forecast()
+    claims = [claim(shape(p, m, n=n), Limits(context=1 << 20, block=block)) for p, m, _, n, block in asked]
+    parts = [(str(i), each, asked[i][2]) for i, each in enumerate(claims)]
+    sketched.rebuild({name: sketch_or_curve(each, shown, table_for) for name, each, shown in parts})
+    drawn.rebuild({name: curve(each, shown, table_for) for name, each, shown in parts})
+    assert sketched.peak() == pytest.approx(drawn.peak(), rel=1e-12)
+    for name in rng.sample([name for name, *_ in parts], len(parts) // 2):
+        assert sketched.remove(name) == pytest.approx(drawn.remove(name), rel=1e-9, abs=1e-6)
+    for column in ("means", "spreads", "squares", "most"):
+        ours, theirs = getattr(sketched.sum, column), getattr(drawn.sum, column)
+        assert ours == pytest.approx(theirs, rel=1e-9, abs=1e-3), column
+
+
+def test_those_let_in_without_a_look_are_put_on_together() -> None:
+    together, one_by_one = Forecast(), Forecast()
+    for each in (together, one_by_one):
+        each.add("first", one(400, 300))
+    late = {str(i): claim(shape(100 * i, 60 * i), LIMITS) for i in range(1, 30)}
+    together.draw({name: sketch_or_curve(asked, 0, table_for) for name, asked in late.items()})
+    for name, asked in late.items():
+        one_by_one.add(name, curve(asked, 0, table_for))
+    assert together.level == pytest.approx(one_by_one.level)
+    assert together.peak() == pytest.approx(one_by_one.peak())
+    for name in late:
+        together.remove(name)
+    assert together.peak() == pytest.approx(one(400, 300).peak())
+
+
+def test_the_peak_lies_where_the_lesser_of_both_heights_is_highest() -> None:
+    """What all can hold caps the tallest node, and another one is the peak."""
+    told = Curve([10.0, 50.0, 40.0], [0.0] * 3, [0.0] * 3, [90.0, 30.0, 90.0]).crest()
+    assert (told.peak, told.node, told.tall, told.most) == (40.0, 2, 50.0, 90.0)
 
 
 def test_rebuilding_gives_what_adding_gave() -> None:

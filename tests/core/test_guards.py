@@ -153,6 +153,19 @@ def test_a_limit_that_does_not_bind_is_left_alone() -> None:
     assert guard.limit == inf
 
 
+def test_without_a_target_no_paces_are_remembered() -> None:
+    """Whatever comes to its end: nobody would ever forget them."""
+    guard = DecodeGuard(None)
+    for second in range(100):
+        over = crowd(3)
+        decoding(over, 0.02, second + 0.5, float(second))
+        for one in over:
+            guard.ended(one, second + 0.5)
+        guard.adjust(over, 0, second + 0.5)
+    assert not guard._finished
+    assert guard.limit == inf
+
+
 def refused_for_decode(guards: Guards, ledger: Ledger, now: float) -> bool:
     refusal = guards.refuse(lease("next").claim, ledger, now)
     if refusal is not None:

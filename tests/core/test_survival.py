@@ -186,6 +186,23 @@ def test_what_is_in_flight_beats_what_history_predicted() -> None:
     assert ahead.alive[STEPS.index(256)] > 0.5
 
 
+def test_answers_that_are_taken_in_together_count_as_those_taken_in_one_by_one() -> None:
+    """Histories take several in at once, before they are read: nothing else may depend on that."""
+    rng, at_once, one_by_one = random.Random(4), SurvivalModel(), SurvivalModel()
+    keys = [("m", "chat", tenant) for tenant in "abc"] + [("m", "completions", "a")]
+    for _ in range(300):
+        key, made, finished = rng.choice(keys), rng.randrange(600), rng.random() < 0.8
+        allowed = None if rng.random() < 0.3 else max(made, rng.choice([600, 4000]))
+        for model in (at_once, one_by_one):
+            model.ended(key, made, finished=finished, allowed=allowed)
+        one_by_one.refresh({})
+        one_by_one.table(key, 600)
+    at_once.refresh({})
+    one_by_one.refresh({})
+    for key in keys:
+        assert at_once.table(key, 600).survival == one_by_one.table(key, 600).survival
+
+
 def test_old_answers_are_forgotten() -> None:
     history = LengthHistory()
     history.take([mark_of(2000, finished=False)] * WINDOW)

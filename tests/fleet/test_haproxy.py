@@ -22,7 +22,8 @@ global
   stats socket {folder}/stats.sock mode 600 level admin
 defaults
   mode http
-  timeout connect 2s
+  timeout connect 60s
+  timeout check 60s
   timeout client 120s
   timeout server 120s
 frontend llm

@@ -36,7 +36,7 @@ class Stage:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.card = SimulatedCard(24 * GIB, 20 * GIB, path=folder / "card.json")
-        self.admin = AdminClient(folder / "admin.sock")
+        self.admin = AdminClient(folder / "admin.sock", 60.0)
         self.config = folder / "kvctl.toml"
         self._ports = {"port": free_port(), "admin_port": free_port(), "engine_port": free_port()}
         self._open: dict[str, contextlib.ExitStack] = {}

@@ -44,7 +44,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 @contextlib.contextmanager
 def fires_and_clears(prometheus: Prometheus, *names: str) -> Iterator[None]:
     """Inside, the trouble is on."""
-    assert not set(names) & prometheus.firing().keys()
+    prometheus.wait(lambda: not set(names) & prometheus.firing().keys(), PATIENCE_S)  # of what was before
     yield
     prometheus.wait(lambda: not set(names) & prometheus.firing().keys(), PATIENCE_S)
 

@@ -47,7 +47,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         words = ["-m", "kvctl", "serve", f"--config={config}"]
         stack.enter_context(child(folder, "kvctl", words, r"listens on"))
         stack.enter_context(callers(f"http://127.0.0.1:{port}/v1/completions"))
-        AdminClient(folder / "admin.sock").put(
+        AdminClient(folder / "admin.sock", 60.0).put(
             "/v1/overrides/margin", {"value": "9%", "ttl_s": 600, "reason": "preemptions since 02:10 " * 8}
         )
         yield f"http://127.0.0.1:{admin_port}"

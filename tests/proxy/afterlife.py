@@ -18,6 +18,7 @@ from kvctl.sim.profiles import PROFILES
 from kvctl.sim.scheduler import EngineConfig
 from kvctl.sim.server import SimServer
 from tests.engines.house import Answered, House, house
+from tests.ports import free_port
 
 PATH = "/v1/responses"
 PATIENCE_S = 120.0
@@ -76,7 +77,7 @@ async def afterlife(
     """Started; at the end nothing may be left on the ledger."""
     config = EngineConfig(profile=PROFILES["tiny-cpu"], blocks=blocks)
     server = SimServer(config, keeps_responses=keeps)
-    await server.start()
+    await server.start(port=free_port())  # which another may take over
     try:
         async with house(folder, server.url, TOKENIZER="engine", **given) as it:
             await it.settled()

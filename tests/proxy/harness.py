@@ -34,6 +34,15 @@ async def eventually(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.002)
 
 
+async def turns() -> None:
+    """Let the loop go round until whatever is in the kernel has been read: a reset throws away the rest.
+
+    After a pause alone it may not have been: one loop looks at its timers before its sockets.
+    """
+    for _ in range(4):
+        await asyncio.sleep(0)
+
+
 def event(text: str, finish: str | None = None) -> bytes:
     """One chunk of a chat stream, as vLLM writes it."""
     reason = "null" if finish is None else f'"{finish}"'

@@ -1,11 +1,11 @@
 """Events that are counted without being decoded: the same as if each had been."""
 
 import json
-from dataclasses import astuple
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import astuple
 
 from kvctl.proxy.alike import alike
 from kvctl.proxy.dialects import Events
@@ -67,6 +67,22 @@ def test_a_text_that_may_be_more_than_a_text_is_decoded(text: bytes) -> None:
     before = chunk(piece("a")).removesuffix(b"a" + BEHIND)
     assert known.fits(before + b"b" + BEHIND)
     assert not known.fits(before + text + BEHIND)
+
+
+def test_texts_are_remembered_and_not_without_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was found plain stays so, what was not never becomes it, and long ones are looked at each time."""
+    monkeypatch.setattr("kvctl.proxy.alike._known", remembered := set[bytes]())
+    known = alike(chunk(piece("a")))
+    assert known is not None
+    for _ in range(2):
+        for number in range(5000):
+            assert known.fits(chunk(piece(f"t{number}")))
+            assert len(remembered) <= 4096
+        for text in ('"', "\\", "\n", "\x7f"):
+            assert not known.fits(chunk(piece("")).replace(b'""', b'"%b"' % text.encode()))
+        assert known.fits(chunk(piece("z" * 60_000)))
+    assert max(map(len, remembered)) <= 16
+    assert all(text.isalnum() for text in remembered)
 
 
 def test_what_only_overlaps_is_not_alike() -> None:

@@ -126,12 +126,12 @@ async def test_an_engine_that_restarts_forgot_it(tmp_path: Path) -> None:
     async with afterlife(tmp_path) as it:
         await it.begin(LONG)
         await it.until(lambda: it.engine.engine.scheduler.running)
-        await asyncio.sleep(0.5)
-        port = it.engine.port
+        watch = next(iter(it.proxy._handler.afterlife._watches.values()))
+        await it.until(lambda: all(each.unseen._samples for each in watch._watched.values()))  # its page was
         await it.engine.close()
         assert it.it.gate.leases == 1
         fresh = SimServer(it.engine.engine.config, keeps_responses=True)
-        await fresh.start(port=port)
+        await fresh.start(port=it.engine.port)
         it.engine = fresh
         try:
             await it.until(lambda: it.reasons)
@@ -256,7 +256,7 @@ async def test_no_lease_ends_before_the_engine_is_done(tmp_path: Path, seed: int
     rng = random.Random(seed)
     early: list[EndReason] = []
 
-    given = afterlife(tmp_path, blocks=8001, STALL_TIMEOUT="8s", POLICY="none")
+    given = afterlife(tmp_path, blocks=8001, STALL_TIMEOUT="10min", POLICY="none")
     async with given as it, aiohttp.ClientSession() as session:
 
         def see(_: Command) -> None:
@@ -276,7 +276,15 @@ async def test_no_lease_ends_before_the_engine_is_done(tmp_path: Path, seed: int
 
         it.it.unit.keeper.observe(see, LeaseEnded)
         await asyncio.gather(*(call() for _ in range(40)))
-        await it.until(lambda: len(it.reasons) == 40)
+        others = 0
+        while it.it.gate.leases:  # those that failed are found out as others come and go
+            body = {"prompt_tokens": 5, "max_new_tokens": 3, "ignore_eos": True}
+            assert (await it.it.post("/generate", body)).status == 200
+            others += 1
+            await asyncio.sleep(0.1)
+        assert len(it.reasons) == 40 + others
+        assert it.reasons.count(EndReason.CAPPED) == others
         assert not early
         assert it.engine.engine.scheduler.idle
-        assert {EndReason.FINISHED, EndReason.CALLER_CANCELLED, EndReason.ENGINE_IDLE} == set(it.reasons)
+        ends = {EndReason.FINISHED, EndReason.CALLER_CANCELLED, EndReason.ENGINE_IDLE}
+        assert set(it.reasons) - {EndReason.CAPPED} == ends

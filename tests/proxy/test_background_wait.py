@@ -38,9 +38,7 @@ class Places:
             Reader(WordCounter(), adapter),
             [Lane(self.office.keeper)],
         )
-        parsed = Parsed(
-            shape=SHAPE, stream=False, count_method=CountMethod.BOUND, count_seconds=0.0, include_usage=False
-        )
+        parsed = Parsed(shape=SHAPE, stream=False, count_method=CountMethod.BOUND, count_seconds=0.0)
         self.reading = Reading(backend, MATCH, b"", parsed)
 
     async def take(self, name: str) -> BackgroundLease:

@@ -30,7 +30,7 @@ async def test_a_chat(tiny_reader: Reader) -> None:
     read = await parsed(tiny_reader, CHAT, body)
     assert (read.shape.route, read.shape.model, read.shape.n) == ("chat", "m", 2)
     assert (read.shape.asked_output, read.shape.default_output) == (50, None)
-    assert (read.stream, read.include_usage, read.shape.stream) == (True, True, True)
+    assert (read.stream, read.shape.stream) == (True, True)
     assert (read.count_method, read.shape.exact) == (CountMethod.LOCAL, True)
     assert len(read.shape.prompts) == 1
 
@@ -38,7 +38,7 @@ async def test_a_chat(tiny_reader: Reader) -> None:
 async def test_a_completion(tiny_reader: Reader) -> None:
     read = await parsed(tiny_reader, TEXT, {"model": "m", "prompt": "hi there"})
     assert (read.shape.asked_output, read.shape.default_output) == (None, 16)
-    assert (read.stream, read.include_usage, read.shape.n) == (False, False, 1)
+    assert (read.stream, read.shape.n) == (False, 1)
     assert read.shape.exact
 
 

@@ -102,7 +102,7 @@ async def test_churn_leaves_no_lease_no_descriptor_no_defect() -> None:
 
 
 async def test_descriptors_after_a_whole_life_are_those_before() -> None:
-    counts = []
+    counts: list[int] = []
     for _ in range(3):
         async with rig(engine(random.Random(3))) as it:
             await asyncio.gather(*(client(it, random.Random(n)) for n in range(4)))

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,11 @@ from kvctl.proxy.bodies import Reader
 from kvctl.tokens.base import Count, CountMethod
 from kvctl.tokens.chain import ChainCounter
 from kvctl.tokens.load import load_counter
+from kvctl.tokens.local import LocalCounter
 from tests.proxy.harness import (
     CHAT_STREAM,
     LAST,
+    PATIENCE,
     PLAIN,
     STREAM_HEAD,
     Request,
@@ -274,6 +277,14 @@ async def streaming(wire: Wire) -> None:
             await asyncio.sleep(0.002)
 
 
+def busy(counter: ChainCounter) -> threading.Event:
+    """Its one thread is at something until the event is set."""
+    assert isinstance(counter.own, LocalCounter)
+    go = threading.Event()
+    counter.own._pool.submit(go.wait, PATIENCE)
+    return go
+
+
 @pytest.mark.parametrize("run", ["x", "_"])
 async def test_a12_e13_one_long_run_holds_up_nobody(counter: ChainCounter, reader: Reader, run: str) -> None:
     """A12, E13: while a million of one character are tokenised, streams flow and every probe is answered."""
@@ -282,8 +293,10 @@ async def test_a12_e13_one_long_run_holds_up_nobody(counter: ChainCounter, reade
         for wire in readers:
             await wire.send(post(CHAT_STREAM))
             await wire.reader.readuntil(event("a"))
+        go = busy(counter)
         long = [asyncio.create_task(it.post(chat(n + run * 500_000, max_tokens=1))) for n in "12"]
         await eventually(lambda: counter.waiting == 2)
+        go.set()
         probes = 0
         while counter.waiting:
             assert status(await it.talk(get("/healthz"))) == 200
@@ -305,13 +318,15 @@ async def test_a14_short_requests_pass_long_prompts(counter: ChainCounter, reade
         done.append(kind)
 
     prose = "Tous les êtres humains naissent libres, 1,234 of them. " * 3_000
+    go = busy(counter)
     async with rig(answering(plain(PLAIN)), reader=reader, context=100_000_000, capacity=1 << 30) as it:
         texts = [prose.replace("libres", f"libres {n} fois") for n in range(10)]  # no part is in two of them
         long = [asyncio.create_task(call(it, chat(text, max_tokens=1), "long")) for text in texts]
         await eventually(lambda: counter.waiting == 10)
         await asyncio.gather(*(call(it, chat("hi", max_tokens=1), "short") for _ in range(100)))
-        assert counter.waiting > 0
-        assert done.count("long") < 10
+        assert counter.waiting == 10
+        assert "long" not in done
+        go.set()
         await asyncio.gather(*long)
         assert done.count("short") == 100
 

@@ -27,6 +27,7 @@ from tests.proxy.harness import (
     plain,
     post,
     rig,
+    turns,
 )
 from tests.steady import in_time
 
@@ -50,6 +51,7 @@ def says(*data: bytes, end: str = "close") -> Script:
         for piece in data:
             await wire.send(piece)
             await asyncio.sleep(0.01)
+            await turns()
         if end == "reset":
             wire.reset()
         elif end == "hang":
@@ -248,9 +250,12 @@ async def slow_client(it: Rig) -> Wire:
     return Wire(*await asyncio.open_connection(sock=sock, limit=1 << 18))
 
 
-def torrent(size: int, sent: list[int]) -> Script:
-    """A stream of that many bytes in all, noting in ``sent`` what the engine got rid of."""
-    piece = chunk(event("x" * 8192))
+def torrent(size: int, sent: list[int], text: int = 8192) -> Script:
+    """A stream of that many bytes in all, noting in ``sent`` what the engine got rid of.
+
+    Events of texts so long; small ones come one by one, and are only counted.
+    """
+    piece = chunk(event("x" * text))
 
     async def script(wire: Wire) -> None:
         await wire.request()
@@ -258,16 +263,19 @@ def torrent(size: int, sent: list[int]) -> Script:
         while sum(sent) < size:
             await wire.send(piece)
             sent.append(len(piece))
+            if text < 4000:
+                await asyncio.sleep(0)
         await wire.send(chunk(event("", "stop")) + LAST)
         await wire.gone()
 
     return script
 
 
-async def test_stalled_reader_stops_the_engine_and_then_loses_its_lease() -> None:
+@pytest.mark.parametrize("text", [8192, 3500])
+async def test_stalled_reader_stops_the_engine_and_then_loses_its_lease(text: int) -> None:
     sent: list[int] = []
     config = ProxyConfig(client_write_timeout=0.2)
-    async with rig(torrent(200_000_000, sent), config=config) as it:
+    async with rig(torrent(200_000_000, sent, text), config=config) as it:
         wire = await slow_client(it)
         wire.writer.write(post(CHAT_STREAM))
         await eventually(lambda: EndReason.CLIENT_STALLED in it.reasons)

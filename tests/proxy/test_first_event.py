@@ -161,6 +161,10 @@ async def test_b33_silence_is_broken_by_comments_between_events() -> None:
         await wire.request()
         await wire.send(STREAM_HEAD)
         await go.wait()
+        for text in "abcd":  # each in a read of its own: they are only counted
+            go.clear()
+            await wire.send(chunk(event(text)))
+            await go.wait()
         await wire.send(chunk(STREAM) + LAST)
         await wire.gone()
 
@@ -168,6 +172,10 @@ async def test_b33_silence_is_broken_by_comments_between_events() -> None:
         wire = await it.client()
         await wire.send(post(CHAT_STREAM))
         await wire.reader.readuntil(b": keep-alive\n\n")
+        await wire.reader.readuntil(b": keep-alive\n\n")
+        for text in "abcd":
+            go.set()
+            await wire.reader.readuntil(event(text))
         await wire.reader.readuntil(b": keep-alive\n\n")
         go.set()
         rest = await wire.reader.readuntil(LAST)

@@ -15,7 +15,7 @@ from kvctl.core.outcomes import Policy, ProxyFault, RejectReason
 from kvctl.proxy.listening import AT_ONCE, Listeners, split_listen
 from kvctl.proxy.relay import Written
 from kvctl.proxy.seams import ProxyConfig
-from kvctl.proxy.server import ClientServer, most_connections
+from kvctl.proxy.server import _COMPLAINT_S, ClientServer, most_connections
 from tests.proxy.harness import (
     CHAT,
     CHAT_STREAM,
@@ -77,9 +77,12 @@ async def test_b22_large_headers_pass_up_to_the_limit() -> None:
 async def test_b22_complaints_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
     """B22: a rejection is in the log, but a stranger cannot write one line after the other."""
     async with rig(ENGINE) as it:
+        began = time.monotonic()
         for _ in range(20):
             await it.talk(b"hello\r\n\r\n")
-        assert len([record for record in caplog.records if record.name == "kvctl.proxy"]) == 1
+        took = time.monotonic() - began
+        lines = [record for record in caplog.records if record.name == "kvctl.proxy"]
+        assert 1 <= len(lines) <= 1 + took / _COMPLAINT_S
         assert len(it.seen.faults) == 20
 
 
@@ -171,6 +174,7 @@ async def test_a_client_that_takes_nothing_cannot_keep_a_closing_connection() ->
         now = time.monotonic()
         for later, still in ((0, 1), (59, 1), (61, 0)):
             server.close_late(now + later, 1000.0)
+            await asyncio.sleep(0.05)
             await eventually(lambda still=still: server.open == still)  # type: ignore[misc]
         writer.close()
         listener.close()
