@@ -33,7 +33,7 @@ LISTEN_PORTS = range(20000, 32000)
 """Below what Linux gives to outgoing connections, which could take a port between its choice and its use."""
 
 GPU_POLL_S = 1.0
-START_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 5.0
 
 

@@ -47,14 +47,17 @@ Recorder = Callable[[Event, list[Command], float], None]
 class LeaseHandle:
     """An admitted request's hold on the ledger. Use as a context manager; ``end`` it with the right word."""
 
-    __slots__ = ("_begun", "_done", "_keeper", "_untold", "claim", "moved_at", "request_id", "waited_s")
+    __slots__ = (
+        "_begun", "_done", "_keeper", "claim", "clock", "moved_at", "request_id", "untold", "waited_s",
+    )  # fmt: skip
 
     def __init__(
         self, keeper: "Gatekeeper", request_id: str, claim: Claim, waited_s: float | None = None
     ) -> None:
         self._keeper = keeper
+        self.clock = keeper.clock
         self._begun = self._done = False
-        self._untold = 0  # tokens that the gate has not heard of
+        self.untold = 0  # tokens that the gate has not heard of
         self.moved_at = 0.0  # when the last of them came
         self.request_id = request_id
         self.claim = claim
@@ -67,14 +70,14 @@ class LeaseHandle:
 
     def progress(self, tokens: int) -> None:
         """``tokens`` more output tokens were seen. After the end: ignored, the bytes are merely late."""
-        if self._untold:  # nearly always; it is not over then: its end tells its gate of them
-            self._untold += tokens
-            self.moved_at = self._keeper.clock()
+        if self.untold:  # nearly always; it is not over then: its end tells its gate of them
+            self.untold += tokens
+            self.moved_at = self.clock()
         elif self._done:
             return
         elif self._begun:
-            self._untold = tokens
-            self.moved_at = self._keeper.clock()
+            self.untold = tokens
+            self.moved_at = self.clock()
             self._keeper.moved.append(self)
         else:
             self._begun = True
@@ -82,7 +85,7 @@ class LeaseHandle:
 
     def take_untold(self) -> int:
         """The tokens that its gate is now told of."""
-        untold, self._untold = self._untold, 0
+        untold, self.untold = self.untold, 0
         return untold
 
     def end(

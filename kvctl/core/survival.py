@@ -228,13 +228,12 @@ class AtRisk(NamedTuple):
 
     def blended(self, prior: Sequence[float]) -> list[float]:
         """Hazard of each slot: these answers, and the prior's pseudo-requests, which speak alone beyond."""
-        seen = len(self.exposed)
-        living = accumulate([1.0 - hazard for hazard in prior[:seen]], mul, initial=PRIOR_WEIGHT)
-        hazards = [
-            (died + alive * hazard) / (there + alive)
-            for died, there, hazard, alive in zip(self.ended, self.exposed, prior, living, strict=False)
-        ]
-        return hazards + list(prior[seen:])
+        hazards, prior_alive = [], PRIOR_WEIGHT
+        for died, there, prior_hazard in zip(self.ended, self.exposed, prior, strict=False):
+            prior_died = prior_alive * prior_hazard
+            hazards.append((died + prior_died) / (there + prior_alive))
+            prior_alive -= prior_died
+        return hazards + list(prior[len(hazards) :])
 
 
 class SurvivalModel:

@@ -1,5 +1,7 @@
 """Where an answer of the engine goes, and how it ends if not well."""
 
+import asyncio
+from collections.abc import Callable
 from typing import Protocol
 
 
@@ -26,11 +28,41 @@ class UpstreamTimeoutError(UpstreamError):
     """Nothing came from the engine for the configured time."""
 
 
-class Swift(Protocol):
-    """Takes the usual chunks of an answer with less ado than a sink. Must not block or raise."""
+class Swift(asyncio.Protocol):
+    """Stands at the engine's transport before a connection, for one answer; hands on what it does not take.
 
-    def take(self, chunk: bytes) -> bool:
-        """Take what came if it is one whole chunk like those before; False: it is not, and is not taken."""
+    ``behind``: the connection. ``noted``: called for each read that is not handed on, where not None.
+    """
+
+    __slots__ = ("behind", "noted")
+
+    def __init__(self) -> None:
+        self.behind: asyncio.Protocol | None = None
+        self.noted: Callable[[], None] | None = None
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes came."""
+        if self.behind is not None:
+            self.behind.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        """The engine closed its side."""
+        return None if self.behind is None else self.behind.eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is gone."""
+        if self.behind is not None:
+            self.behind.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """The socket takes no more of the request."""
+        if self.behind is not None:
+            self.behind.pause_writing()
+
+    def resume_writing(self) -> None:
+        """The socket takes more."""
+        if self.behind is not None:
+            self.behind.resume_writing()
 
 
 class Sink(Protocol):

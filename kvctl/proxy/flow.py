@@ -12,8 +12,8 @@ from typing import Protocol
 from kvctl import logs
 from kvctl.control.gatekeeper import LeaseHandle
 from kvctl.core.outcomes import EndReason
-from kvctl.proxy.alike import Alike
 from kvctl.proxy.conversations import AnswerTail
+from kvctl.proxy.express import Express
 from kvctl.proxy.relay import ClientStream
 from kvctl.proxy.response import Response, UpstreamError, UpstreamTimeoutError
 from kvctl.proxy.sniffer import Findings, NoSniffer, Sniffer, StreamSniffer, sniffer_for
@@ -88,10 +88,11 @@ class IdWatch:
 class Metered(Relayed):
     """A generation's answer: its tokens are counted on the side, and its lease ends with it.
 
-    A chunk that holds an event like those before it alone is passed as it came, and only counted.
+    A chunk that holds an event like those before it alone is passed as it came, and only counted
+    (``proxy.express``).
     """
 
-    __slots__ = ("_lease", "_like", "_sniffer", "_taken", "_watch", "end", "tail")
+    __slots__ = ("_express", "_lease", "_sniffer", "_watch", "end", "tail")
 
     def __init__(
         self,
@@ -108,8 +109,7 @@ class Metered(Relayed):
         self._watch = watch
         self.tail = tail
         self._sniffer = _sniffer_of(response)
-        self._like: Alike | None = None  # how the events look that are only counted
-        self._taken = 0  # of them, that the sniffer has not heard of
+        self._express: Express | None = None
         self.end: EndReason | None = None
         if response.status >= 400:
             self.close(EndReason.ENGINE_REFUSED)  # the engine holds nothing for it any more
@@ -140,45 +140,37 @@ class Metered(Relayed):
                 self._watch = self._watch.feed(data)
             if self.tail is not None:
                 self.tail.feed(data)
-            if self._taken:
+            if self._express is not None:
                 self._found()
             tokens = self._sniffer.feed(data)
             if tokens:
                 self._lease.progress(tokens)
-            if framed or self._like is not None:
+            if framed or self._express is not None:
                 self._look_for_likes()
         except Exception:
             log.exception(_UNCOUNTED)
             self._read_no_more()
 
-    def take(self, chunk: bytes) -> bool:
-        """Pass and count a whole chunk like those before; False: it is not one, and nothing was done."""
-        like = self._like
-        if like is None or not like.fits_framed(chunk):
-            return False
-        self.stream.put(chunk)
-        self._taken += 1
-        try:
-            self._lease.progress(1)
-        except Exception:
-            log.exception(_UNCOUNTED)
-            self._read_no_more()
-        return True
-
     def _look_for_likes(self) -> None:
         """What comes next may be like what came; it is only counted where nobody else reads along."""
-        sniffer, self._like = self._sniffer, None
+        sniffer, express, like = self._sniffer, self._express, None
         alone = self._watch is None and self.tail is None and self.stream.takes_chunks
         if alone and isinstance(sniffer, StreamSniffer):
-            self._like = sniffer.like
-        self.response.swift = None if self._like is None else self
+            like = sniffer.like
+        if express is not None:
+            express.like = like
+        elif like is not None:
+            self._express = express = Express(self.response, self.stream, self._lease)
+            express.like = like
+            self.response.divert(express)
 
     def _found(self) -> Findings:
         """What the answer showed so far."""
-        sniffer = self._sniffer
-        if self._taken and self._like is not None and isinstance(sniffer, StreamSniffer):
-            sniffer.pieces(self._like, self._taken)
-            self._taken = 0
+        sniffer, express = self._sniffer, self._express
+        if express is not None and express.taken and isinstance(sniffer, StreamSniffer):
+            if express.like is not None:
+                sniffer.pieces(express.like, express.taken)
+            express.taken = 0
         return sniffer.found
 
     def finished(self, error: UpstreamError | None) -> None:
@@ -197,7 +189,8 @@ class Metered(Relayed):
     def _read_no_more(self) -> None:
         """A defect of the books must not break the relay, nor keep the lease."""
         self._sniffer, self._watch, self.tail = NoSniffer(), None, None
-        self._like = self.response.swift = None
+        if self._express is not None:
+            self._express.like = None
 
     def close(self, reason: EndReason) -> None:
         """End the lease with what is known; the first word counts."""

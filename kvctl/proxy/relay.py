@@ -119,7 +119,7 @@ class ClientStream:
     """Writes one answer of the engine to the client. ``patience``: seconds of client_write_timeout."""
 
     __slots__ = (
-        "_blocked", "_chunked", "_held", "_patience", "_protocol", "_request", "_response", "event_stream",
+        "_blocked", "_chunked", "_held", "_patience", "_request", "_response", "client", "event_stream",
         "keep_alive", "stirred",
     )  # fmt: skip
 
@@ -127,7 +127,7 @@ class ClientStream:
         self, request: web.BaseRequest, response: Response, request_id: str, patience: float
     ) -> None:
         self._request = request
-        self._protocol = request.protocol
+        self.client = request.protocol
         self._response = response
         self._patience = patience
         self._blocked = False
@@ -174,8 +174,8 @@ class ClientStream:
             return
         data, self._held = self._held + data, b""
         _write(self._request, data)
-        if self._protocol.writing_paused:
-            self._hold_back()
+        if self.client.writing_paused:
+            self.hold_back()
 
     @property
     def takes_chunks(self) -> bool:
@@ -184,15 +184,15 @@ class ClientStream:
 
     def put(self, data: bytes) -> None:
         """More of an answer that was begun. Stops the engine where the client is slow."""
-        protocol = self._protocol
-        transport = protocol.transport
+        transport = self.client.transport
         if transport is not None and not transport.is_closing():
             transport.write(data)
             self.stirred = True
-        if protocol.writing_paused:
-            self._hold_back()
+        if self.client.writing_paused:
+            self.hold_back()
 
-    def _hold_back(self) -> None:
+    def hold_back(self) -> None:
+        """The client does not keep up: the engine is not read on until it does."""
         if not self._blocked:
             self._blocked = True
             self._response.pause()
@@ -213,7 +213,7 @@ class ClientStream:
     @property
     def over(self) -> bool:
         """Whether the answer is over and nobody has to wait for the client: nothing is left to follow."""
-        return self._response.finished and not self._protocol.writing_paused
+        return self._response.finished and not self.client.writing_paused
 
     async def follow(self) -> None:
         """Return when the answer is over and its bytes are on their way. Raises ClientStalledError."""

@@ -54,6 +54,9 @@ class Carrier(Protocol):
     def unblock_writer(self) -> None:
         """The answer began: whoever still writes the request looks again."""
 
+    def divert(self, response: "Response", swift: Swift) -> None:
+        """What comes goes to ``swift`` first, as long as ``response`` is the answer in course."""
+
     def abort(self) -> None:
         """Close at once."""
 
@@ -65,10 +68,10 @@ class Response:
     """
 
     __slots__ = (
-        "_between", "_coded", "_complete", "_connection", "_early", "_early_size", "_framed",
-        "_head_only", "_head_size", "_interim", "_keep", "_left", "_nudged", "_parser", "_pieces",
-        "_read_head", "_sink", "_waiter", "answered", "chunked", "content_encoding", "content_type",
-        "error", "finished", "has_head", "headers", "length", "plain", "reason", "status", "swift",
+        "_coded", "_complete", "_connection", "_early", "_early_size", "_framed", "_head_only", "_head_size",
+        "_interim", "_keep", "_left", "_nudged", "_parser", "_pieces", "_read_head", "_sink", "_waiter",
+        "answered", "between", "chunked", "content_encoding", "content_type", "error", "finished",
+        "has_head", "headers", "length", "plain", "reason", "status",
     )  # fmt: skip
 
     def __init__(self, connection: Carrier, *, head_only: bool) -> None:
@@ -83,8 +86,7 @@ class Response:
         self._early: list[bytes] = []
         self._early_size = self._head_size = 0
         self._coded = self._complete = self._framed = self._interim = self._keep = self._nudged = False
-        self._between = False  # a chunk may begin here
-        self.swift: Swift | None = None  # asked before the sink, where a chunk begins
+        self.between = False  # a chunk may begin here
         self.plain: PlainHead | None = None  # the head, where it is plain and nothing was added to it
         self.answered = False  # any byte came
         self.has_head = self.finished = False
@@ -100,7 +102,7 @@ class Response:
 
     def attach(self, sink: Sink) -> None:
         """Give the body to ``sink`` from now on, what came before at once."""
-        self._sink, self.swift = sink, None
+        self._sink = sink
         early, self._early = self._early, []
         if early:
             sink.data(early[0] if len(early) == 1 else b"".join(early))
@@ -147,9 +149,13 @@ class Response:
         """Read on."""
         self._connection.resume(self)
 
+    def divert(self, swift: Swift) -> None:
+        """Let ``swift`` take what it can until the answer is over; ``between``: a chunk may begin now."""
+        self._connection.divert(self, swift)
+
     def abort(self) -> None:
         """Nobody wants the rest: close the connection at once. Nothing reaches the sink after this."""
-        self._sink = self.swift = None
+        self._sink = None
         if not self.finished:
             self._connection.abort()
             self.finish(BrokenError("aborted"))
@@ -163,10 +169,7 @@ class Response:
 
     def feed(self, data: bytes) -> None:
         """Bytes came."""
-        if self._between:
-            swift = self.swift
-            if swift is not None and swift.take(data):
-                return
+        if self.between:
             if payload := payload_of(data):
                 self._take_chunks(payload, data)
                 return
@@ -193,7 +196,7 @@ class Response:
             if rest or not self.length:
                 self._take_rest(rest)
         else:
-            self.chunked = self._between = True
+            self.chunked = self.between = True
             self._read_head = data[:size]
             if rest:
                 self.feed(rest)
@@ -233,8 +236,8 @@ class Response:
         self.answered = True
         size = len(data)
         error = self._parse(data)
-        if self._between and not data.endswith(b"\r\n"):
-            self._between = False  # a part of the next chunk's head is in the parser
+        if self.between and not data.endswith(b"\r\n"):
+            self.between = False  # a part of the next chunk's head is in the parser
         pieces = self._pieces
         if self._coded:
             self._complete, pieces = False, []
@@ -307,11 +310,11 @@ class Response:
 
     def on_chunk_header(self) -> None:
         """A chunk begins."""
-        self._between = False
+        self.between = False
 
     def on_chunk_complete(self) -> None:
         """A chunk is over."""
-        self._between = True
+        self.between = True
 
     def on_body(self, data: bytes) -> None:
         """A part of the body, without its framing."""
@@ -363,7 +366,7 @@ class Response:
             elif lower == b"content-encoding":
                 self.content_encoding = value
         bodyless = self._head_only or self.status in (204, 304)
-        self._between = self.chunked and not bodyless
+        self.between = self.chunked and not bodyless
         self._framed = bodyless or self.chunked or self.length is not None
         self._keep = self._framed and bool(self._the_parser().should_keep_alive())
         if bodyless:

@@ -10,6 +10,7 @@ import socket
 from collections.abc import Callable
 from typing import cast
 
+from kvctl.proxy.answer_ends import Swift
 from kvctl.proxy.response import BrokenError, Response, UpstreamTimeoutError
 
 _SLICE = 256 * 1024  # bytes of a request body per write
@@ -34,6 +35,7 @@ class Connection(asyncio.Protocol):
         self._response: Response | None = None
         self._writable: asyncio.Future[None] | None = None
         self._write_paused = self._read_paused = self._lost = self._reset = self._sent = False
+        self._diverted = False
         self._last_read = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -104,10 +106,20 @@ class Connection(asyncio.Protocol):
             self._last_read = self._loop.time()
             self._transport.resume_reading()
 
+    def divert(self, response: Response, swift: Swift) -> None:
+        """What comes goes to ``swift`` first, as long as ``response`` is the answer in course."""
+        if response is self._response and self.alive and self._transport:
+            swift.behind, swift.noted = self, None if self._timer is None else self._note_read
+            self._diverted = True
+            self._transport.set_protocol(swift)
+
     def release(self, response: Response) -> None:
         """``response`` is over: the connection goes back, or away."""
         if response is not self._response:
             return
+        if self._diverted and self._transport is not None:
+            self._transport.set_protocol(self)
+        self._diverted = False
         if self._read_paused:
             self.resume(response)
         self._response = None
@@ -132,7 +144,7 @@ class Connection(asyncio.Protocol):
             self.abort()
             return
         if self._timer is not None:
-            self._last_read = self._loop.time()
+            self._note_read()
         self._response.feed(data)
 
     def eof_received(self) -> bool:
@@ -178,6 +190,9 @@ class Connection(asyncio.Protocol):
         """The answer began: whoever still writes the request looks again."""
         if self._writable is not None and not self._writable.done():
             self._writable.set_result(None)
+
+    def _note_read(self) -> None:
+        self._last_read = self._loop.time()
 
     def _tcp_state(self) -> int | None:
         sock = self._transport.get_extra_info("socket") if self._transport is not None else None

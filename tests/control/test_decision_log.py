@@ -183,6 +183,35 @@ async def test_one_that_leaves_the_queue_is_told_and_forgotten() -> None:
     assert (shown["ended"]["end"], shown["ended"]["seconds"]) == ("client_gone", 2.0)
 
 
+async def test_what_nobody_read_is_forgotten_with_its_names() -> None:
+    office = Office()
+    office.journal.resize(2)
+    for number in range(4):
+        lease = await office.keeper.admit(f"l-{number}", replace(SHAPE, prompts=(10,)), f"c-{number}")
+        assert isinstance(lease, LeaseHandle)
+        lease.end(EndReason.FINISHED, output_tokens=number)
+    assert [office.journal.find(name) for name in ("l-0", "c-0", "l-1", "c-1")] == [None] * 4
+    for number in (2, 3):
+        told = office.journal.find(f"c-{number}")
+        assert told is not None
+        assert (told["lease"], told["id"], told["prompts"]) == (f"l-{number}", f"c-{number}", [10])
+        assert told["ended"]["output_tokens"] == number
+        assert told == office.journal.find(f"l-{number}")  # read again, it is the same
+
+
+async def test_the_listed_stories_are_those_found_one_by_one() -> None:
+    office = Office()
+    for number in range(3):
+        await office.keeper.admit(f"l-{number}", replace(SHAPE, prompts=(10,)))
+    listed = [office.journal.document(story) for story in await office.journal.select(9)]
+    office.now = 5.0
+    assert [each["at"] for each in listed] == [0.0] * 3
+    assert [each["lease"] for each in listed] == ["l-0", "l-1", "l-2"]
+    assert office.journal.ring.latest(2) == (await office.journal.select(9))[1:]
+    newest = [story.decision.asked.lease_id for story in office.journal.ring.since(0.0)]
+    assert newest == ["l-2", "l-1", "l-0"]
+
+
 # --- the file -------------------------------------------------------------------------------------------
 
 

@@ -104,7 +104,7 @@ class Stage:
 async def stage(folder: Path, **settings: str) -> AsyncIterator[Stage]:
     sim, load = engine(), Load()
     await sim.start(port=free_port())  # which it may leave and take again
-    given: dict[str, Any] = {"GPU_INTERVAL": "100ms", "GPU_TIMEOUT": "1s", **settings}
+    given: dict[str, Any] = {"GPU_INTERVAL": "100ms", "GPU_TIMEOUT": "60s", **settings}
     try:
         async with daemon(folder, sim.url, **given) as it:
             made = Stage(it, AdminClient(folder / "kvctl.sock", 30.0), load, sim)

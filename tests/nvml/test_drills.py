@@ -1,6 +1,7 @@
 """What the driver does to the whole daemon: the state is named, requests do not notice, it ends by itself."""
 
 import asyncio
+import re
 from pathlib import Path
 
 import pytest
@@ -38,12 +39,13 @@ async def drilled(on: Stage, drill: Drill, name: str) -> None:
 @pytest.mark.parametrize("isolation", ["process", "thread"])
 async def test_the_data_plane_does_not_notice(tmp_path: Path, drill: Drill, isolation: str) -> None:
     """D10, D15, D22: each state is named, every request is served meanwhile, each ends without a restart."""
-    async with stage(tmp_path, NVML_ISOLATION=isolation) as on:
+    async with stage(tmp_path, NVML_ISOLATION=isolation, GPU_TIMEOUT="1s") as on:
         await on.until(on.reads, wanted=True)
         for name in NAMES[isolation]:
             await drilled(on, drill, name)
         page = await on.it.metrics()
-        assert 'kvctl_gpu_read_faults_total{fault="hung"} 1.0' in page
+        # once, and again for each second that this machine stood still
+        assert re.search(r'^kvctl_gpu_read_faults_total\{fault="hung"\} [1-9]', page, re.MULTILINE)
         lines = "\n".join(on.it.lines())
         assert "GPU readings are back (hung is over)" in lines
         assert "Traceback" not in lines
@@ -52,7 +54,7 @@ async def test_the_data_plane_does_not_notice(tmp_path: Path, drill: Drill, isol
 @pytest.mark.parametrize("isolation", ["process", "thread"])
 async def test_no_request_waits_for_a_reading(tmp_path: Path, drill: Drill, isolation: str) -> None:
     """D15: many come and go within one call that hangs, long before it is given up."""
-    async with stage(tmp_path, NVML_ISOLATION=isolation, GPU_TIMEOUT="60s") as on:
+    async with stage(tmp_path, NVML_ISOLATION=isolation) as on:
         await on.until(on.reads, wanted=True)
         drill.rule(*DRILLS["hang"][0])
         await until(lambda: drill.hung)

@@ -76,8 +76,9 @@ async def test_several_engines_and_a_queue(tab: Tab, width: int, tmp_path: Path)
         ".map((e) => e.textContent)"
     )
     assert cut == []
-    told = await tab.value('document.getElementById("sentence").textContent')
-    assert told.startswith("3 of 3 engines up; headroom ")
+    await tab.until(
+        'document.getElementById("sentence").textContent.startsWith("3 of 3 engines up; headroom ")'
+    )
     badges = await tab.value('[...document.querySelectorAll(".moved")].map((e) => [e.hidden, e.textContent])')
     assert [(hidden, text[:4]) for hidden, text in badges] == [(False, "for ")] * len(NAMES)
     assert "margin = 9.0 %" in await tab.value('document.getElementById("overrides").textContent')

@@ -21,7 +21,7 @@ from kvctl.systemd_notify import Notifier
 from tests.ports import free_port
 
 MAIN = "from kvctl.cli.main import main; main()"
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 CALLERS = 8
 ASK = b"GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 # the kept descriptor is passed on as systemd does it: as number 3, meant for this process

@@ -28,6 +28,7 @@ def pytest_asyncio_loop_factories(
         "test_server",
         "test_drain",
         "test_churn",
+        "test_express",
     )
     return {**plain, "uvloop": uvloop.new_event_loop} if moves_bytes else plain
 
