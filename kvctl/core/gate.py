@@ -103,7 +103,7 @@ class Gate:
         return told
 
     def _decide(self, event: Arrived, now: float, *, may_wait: bool) -> Admit | Reject | Queued:
-        unavailable = self._unavailable()
+        unavailable = self.unavailable()
         if unavailable is not None:
             return refusals.unavailable(event, unavailable, self._retry)
         limits = self._supply.limits
@@ -204,7 +204,7 @@ class Gate:
     def outlook(self, shape: Shape, now: float) -> Admit | Reject:
         """What an arrival of ``shape`` would hear now, in full. Nothing is charged, promised or told."""
         event, limits = Arrived("", shape), self._supply.limits
-        unavailable, never = self._unavailable(), never_fits(shape, limits)
+        unavailable, never = self.unavailable(), never_fits(shape, limits)
         if unavailable is not None:
             return Reject("", unavailable, needed_tokens=sum(shape.prompts), prompt_tokens=sum(shape.prompts))
         if never is not None:
@@ -220,7 +220,7 @@ class Gate:
 
     def offer(self, shape: Shape, now: float) -> Offer:
         """What an arrival of ``shape`` would hear now. Nothing is charged, promised or told."""
-        if self._unavailable() is not None:
+        if self.unavailable() is not None:
             return Offer(decision=Decision.UNAVAILABLE)
         limits = self._supply.limits
         never = never_fits(shape, limits)
@@ -235,7 +235,8 @@ class Gate:
             on_trial=self._supply.state is EngineState.TRIAL,
         )
 
-    def _unavailable(self) -> RejectReason | None:
+    def unavailable(self) -> RejectReason | None:
+        """Why nobody is let in, whatever room there is; None: that is not so."""
         if self._draining:
             return RejectReason.DRAINING
         state = self._supply.state
@@ -247,7 +248,7 @@ class Gate:
         """Whoever may start starts, whose time is over is refused; with nobody served, nobody waits."""
         room = self._room
         told: list[Admit | Reject] = []
-        unavailable = self._unavailable()
+        unavailable = self.unavailable()
         if unavailable is not None:
             for waiter in room.clear(now):
                 refused = refusals.unavailable(waiter.case.event, unavailable, self._retry)

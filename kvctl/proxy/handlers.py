@@ -199,7 +199,8 @@ class Handler:
         shape, keeper = parsed.shape, way.lane.keeper
         exchange.stream, exchange.keeps = parsed.stream, parsed.begun is not None
         exchange.prompt_tokens = sum(shape.prompts)
-        if parsed.background and (full := self.afterlife.refusal(exchange.lease_id, shape)) is not None:
+        room_matters = parsed.background and keeper.gate.unavailable() is None
+        if room_matters and (full := self.afterlife.refusal(exchange.lease_id, shape)) is not None:
             keeper.refuse(Arrived(exchange.lease_id, shape, exchange.id), full)
             return self._refused(exchange, full)
         asked = self._clock()

@@ -159,6 +159,15 @@ async def test_a_drain_waits_for_it(tmp_path: Path) -> None:
         assert it.reasons == [EndReason.FINISHED]
 
 
+async def test_with_no_place_left_a_drain_is_told_as_a_drain(tmp_path: Path) -> None:
+    async with afterlife(tmp_path, BACKGROUND_RESPONSES="1") as it:
+        await it.begin(100)
+        it.it.daemon.drain(draining=True)
+        refused = await it.it.post(PATH, asked(10))
+        assert (refused.status, refused.json["error"]["code"]) == (503, "draining")
+        await it.proxy.drain(100.0)
+
+
 async def test_there_is_a_most(tmp_path: Path) -> None:
     async with afterlife(tmp_path, BACKGROUND_RESPONSES="1") as it:
         name = await it.begin(LONG)

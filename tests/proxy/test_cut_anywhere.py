@@ -215,7 +215,11 @@ async def test_what_is_usual_takes_the_short_way() -> None:
     for number in range(3):
         it.feed(chunk(event(str(number))))
     general, it.wire.response = it.wire.response, None
+    assert it.wire.swift is not None
+    notes = list[None]()
+    it.wire.swift.noted = lambda: notes.append(None)
     it.feed(chunk(event("more")))
+    assert len(notes) == 1
     assert it.passed == b"".join(event(text) for text in ("0", "1", "2", "more"))
     assert it.tokens == 4
     it.feed(chunk(event("", "stop")))
@@ -246,6 +250,27 @@ async def test_silence_is_broken_by_every_event(text: str) -> None:
     it.stream.stirred = False
     it.feed(chunk(event(text)))
     assert it.stream.stirred
+
+
+async def test_a_defect_of_the_books_does_not_break_the_relay(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    it = await course([])
+    for text in "abc":
+        it.feed(chunk(event(text)))
+    assert it.tokens == 3
+
+    def broken(_lease: LeaseHandle, _tokens: int) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(LeaseHandle, "progress", broken)
+    for text in "def":
+        it.feed(chunk(event(text)))
+    it.feed(LAST)
+    assert "relayed without being counted" in caplog.text
+    assert it.passed == b"".join(map(event, "abcdef"))
+    assert it.whole
+    assert it.tokens is None
 
 
 @pytest.mark.parametrize("before", [b"", chunk(event("b")), chunk(event("b")) * 2 + chunk(DONE)])
