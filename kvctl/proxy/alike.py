@@ -23,7 +23,7 @@ _LONGEST_FRAMED = len(HEADS) - 1
 
 _SHORT = 16  # bytes of a text that is remembered
 _MOST_KNOWN = 4096
-_known: set[bytes] = set()  # short texts that are plain: most of any answer is made of a few thousand
+_known: set[bytes] = set()  # the first short texts that were plain: most of any answer is made of few
 
 
 class Alike:
@@ -77,12 +77,10 @@ def alike(event: bytes) -> Alike | None:
 
 
 def _is_plain(text: bytes) -> bool:
-    """Whether it is a text and nothing else; where it is short, that is remembered."""
+    """Whether it is a text and nothing else; where it is short, that is remembered while there is room."""
     if text.translate(None, _PLAIN) or not (text.isascii() or _is_utf8(text)):
         return False
-    if len(text) <= _SHORT:
-        if len(_known) >= _MOST_KNOWN:
-            _known.clear()
+    if len(_known) < _MOST_KNOWN and len(text) <= _SHORT:
         _known.add(text)
     return True
 
