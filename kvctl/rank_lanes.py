@@ -5,7 +5,8 @@ each rank has its own forecast and its own budget, and the request goes where mo
 none, one gate sees the ranks as one pool, and the pressure term ``ranks`` holds its budget down as far as
 they fill unevenly: the budget is spent when the fullest rank is.
 
-Law 1: the gate of a rank that is gone ends the leases that it opened, though nothing new goes there.
+Law 1: the gate of a rank that is gone ends the leases that it opened, though nothing new goes there. Who
+still waited for it is refused.
 """
 
 from collections.abc import Callable, Sequence
@@ -80,9 +81,8 @@ class RankLanes:
 
     def _as_one(self) -> None:
         if len(self.lanes) > 1:
-            self.lanes[:] = [replace(self.lanes[0], rank=None)]
             self._by_rank.clear()
-            self._changed()
+            self._take([replace(self.lanes[0], rank=None)])
 
     def _split(self, samples: Sequence[RankSample]) -> None:
         ranks = [sample.rank for sample in samples]
@@ -92,7 +92,15 @@ class RankLanes:
         lanes = [Lane(self._first, ranks[0], self.lanes[0].warm)]
         lanes += [before.get(rank) or Lane(self._made(), rank) for rank in ranks[1:]]
         self._by_rank = dict(zip(ranks[1:], lanes[1:], strict=True))
+        self._take(lanes)
+
+    def _take(self, lanes: Sequence[Lane]) -> None:
+        before = self.keepers
         self.lanes[:] = lanes
+        left = self.keepers
+        for keeper in before:
+            if keeper not in left:
+                keeper.retire()
         self._changed()
 
     def _made(self) -> Gatekeeper:

@@ -1,16 +1,19 @@
 """A data-parallel engine: gates come and go with its ranks, and each sees its own part of the pages."""
 
 import asyncio
+import gc
 from dataclasses import dataclass, field
 
 import pytest
 
 from kvctl.control.gatekeeper import Gatekeeper, LeaseHandle
+from kvctl.control.journal import Journal
 from kvctl.core.claim import Shape
-from kvctl.core.events import DrainChanged, EngineDescribed, Scraped
+from kvctl.core.events import DrainChanged, EngineDescribed, Reject, Scraped
 from kvctl.core.gate import Gate
-from kvctl.core.outcomes import EndReason, EngineState
+from kvctl.core.outcomes import Decision, EndReason, EngineState
 from kvctl.core.pressure import RankTerm
+from kvctl.core.queue import QueueConfig
 from kvctl.core.supply import GateConfig
 from kvctl.core.telemetry import EngineInfo, RankSample
 from kvctl.rank_lanes import RankLanes, whole
@@ -40,6 +43,7 @@ def page(*ranks: str, **more: object) -> Scraped:
 @dataclass
 class Made:
     pins: bool = True
+    queue: QueueConfig = field(default_factory=QueueConfig)
     changes: int = 0
     now: float = 1.0
     lanes: RankLanes = field(init=False)
@@ -48,7 +52,7 @@ class Made:
         self.lanes = RankLanes(self.keeper(), self.keeper, lambda: self.pins, self.changed)
 
     def keeper(self) -> Gatekeeper:
-        return Gatekeeper(Gate(GateConfig()), lambda: self.now)
+        return Gatekeeper(Gate(GateConfig(queue=self.queue)), lambda: self.now)
 
     def changed(self) -> None:
         self.changes += 1
@@ -67,6 +71,52 @@ def test_one_rank_is_the_engine_and_costs_nothing() -> None:
     assert made.lanes.lanes is lanes
     assert lanes == [first]
     assert made.changes == 0
+
+
+def test_the_end_of_a_lease_is_written_down_though_its_rank_is_gone() -> None:
+    made, journal = Made(), Journal(10, lambda: made.now, lambda: made.now)
+    made.lanes.handle(page("0", "1"))
+    journal.watch("e", made.lanes.keepers[1])
+
+    async def exchange() -> None:
+        lease = await made.lanes.keepers[1].admit("1", SHAPE, "mine")
+        assert isinstance(lease, LeaseHandle)
+        made.lanes.handle(page("0"))
+        lease.end(EndReason.FINISHED, output_tokens=5)
+
+    asyncio.run(exchange())
+    gc.collect()  # nobody holds its gate any more
+    story = journal.find("mine")
+    assert story is not None
+    assert story["ended"]["output_tokens"] == 5
+
+
+def test_who_waits_for_a_rank_that_goes_is_told_at_once() -> None:
+    made = Made(queue=QueueConfig(max_wait_s=60.0))
+    made.lanes.handle(page("0", "1"))
+    keeper = made.lanes.keepers[1]
+
+    async def wait() -> LeaseHandle | Reject:
+        leases: list[LeaseHandle] = []
+        while True:
+            asked = asyncio.create_task(keeper.admit(str(len(leases)), SHAPE))
+            await asyncio.sleep(0)
+            if not asked.done():
+                break
+            lease = asked.result()
+            assert isinstance(lease, LeaseHandle)
+            leases.append(lease)
+        made.lanes.handle(page("0"))
+        told = await asyncio.wait_for(asked, 60.0)
+        for lease in leases:
+            lease.end(EndReason.FINISHED)
+        return told
+
+    told = asyncio.run(wait())
+    assert isinstance(told, Reject)
+    assert told.decision is Decision.UNAVAILABLE
+    assert told.retry_after_s is not None
+    assert len(keeper.gate.ledger) == 0
 
 
 def test_each_rank_has_its_own_pool_and_what_the_engine_told() -> None:

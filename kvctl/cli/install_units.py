@@ -163,7 +163,7 @@ def _next_steps(program: Path, prefix: str, *, service_changed: bool) -> Iterato
     yield "next, as root:"
     yield "  systemd-sysusers kvctl.conf && systemd-tmpfiles --create kvctl.conf"
     yield "  editor /etc/kvctl/kvctl.toml          # engine_url"
-    yield f"  {kvctl_} check-config && {kvctl_} doctor"
+    yield f"  {kvctl_} check-config && sudo -u kvctl {kvctl_} doctor"
     start = "restart kvctl" if service_changed else "enable --now kvctl"
     yield f"  systemctl daemon-reload && systemctl {start}"
     yield "  usermod -aG kvctl NAME                # each person on call"

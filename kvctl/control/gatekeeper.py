@@ -23,6 +23,7 @@ from kvctl.core.events import (
     Arrived,
     Command,
     ConnectFailed,
+    DrainChanged,
     Ended,
     Event,
     LeaseEnded,
@@ -131,7 +132,7 @@ class Gatekeeper:
         self._counting: dict[type[Command], list[Observer]] = {}
         self._late: list[tuple[Event, list[Command], float, Moment]] = []
         self._shown: Moment | None = None  # of the event that recorders look at
-        self.hurry = False
+        self.hurry = self._retired = False
         self._waiting: dict[str, asyncio.Future[LeaseHandle | Reject]] = {}
 
     @property
@@ -190,6 +191,14 @@ class Gatekeeper:
                     _show(command, audience)
         self._shown = None
 
+    def retire(self) -> None:
+        """Nobody comes in any more, and no tick: leases end here, each is written down as it does.
+
+        Who waits is refused now: without ticks no deadline would pass.
+        """
+        self._retired = True
+        self.handle(DrainChanged(draining=True))
+
     def progressed(self, request_id: str, tokens: int) -> None:
         """More output of a request was seen."""
         commands = self.gate.handle(Progressed(request_id, tokens), self.clock())
@@ -207,7 +216,7 @@ class Gatekeeper:
             if self._waiting or self._audience.get(kind) != []:  # []: nobody hears of it at once
                 self._tell(commands)
             most = _MOST_LATE if type(event) is Arrived else _WRITTEN_LATE
-            if not self.hurry and len(late) < most:
+            if not (self.hurry or self._retired) and len(late) < most:
                 return commands
         elif commands:
             self._tell(commands)
@@ -218,7 +227,7 @@ class Gatekeeper:
         """A request is refused before the gate saw it: counted and recorded like the gate's own refusals."""
         self._late.append((event, [verdict], self.clock(), self.gate.moment()))
         self._tell([verdict])
-        if self.hurry or len(self._late) >= _WRITTEN_LATE:
+        if self.hurry or self._retired or len(self._late) >= _WRITTEN_LATE:
             self.settle()
 
     def _tell(self, commands: list[Command]) -> None:

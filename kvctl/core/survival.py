@@ -49,6 +49,7 @@ WINDOW = 2000  # answers remembered per class
 KEPT = 20  # of them, whatever is forgotten
 MOST_CLASSES = 1024  # classes remembered; the one whose last answer is longest ago goes first
 TAKEN_IN_AT_ONCE = 64  # answers: what runs often in a row costs less than between other code
+MOST_TABLES = 4096  # callers name models as they like, and each name is a class
 RENEWED_PER_REFRESH = 8  # tables; with more classes than that in flight, each is renewed in its turn
 FINE_STEPS = 16384  # tokens ahead up to which survival is read at three steps to an octave, then at two
 CAPPED_OF = 60  # answers over which it is judged whether caps bind
@@ -315,7 +316,10 @@ class SurvivalModel:
         place = key, _CLASS_OF_CAP[min(cap, CAP_MOST)] if self._histogram is None else 0
         table = self._tables.get(place)
         if table is None:
-            table = self._tables[place] = self._made(*place)
+            table = self._made(*place)
+            if len(self._tables) >= MOST_TABLES:
+                del self._tables[next(iter(self._tables))]
+            self._tables[place] = table
         return table
 
     def _made(self, key: Key, cap_class: int) -> Table:

@@ -26,6 +26,8 @@ from kvctl.proxy.seams import Backend, ProxyConfig, ProxyMetrics, Readiness
 log = logs.get("proxy")
 Answering = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
+_TURNS = 8
+"""Of the loop, before anyone is late: timers go before sockets, and after a standstill heads lie there."""
 _SWEEP_S = 1.0  # how often connections are looked at for late headers, at least
 _LINGER_S = 2.0  # how long what a refused client still sends is thrown away before the connection closes
 _COMPLAINT_S = 10.0
@@ -335,5 +337,7 @@ class Proxy:
     async def _sweep(self, server: ClientServer) -> None:
         while True:
             await asyncio.sleep(min(_SWEEP_S, self._config.header_timeout / 2))
+            for _ in range(_TURNS):
+                await asyncio.sleep(0)
             for _ in range(server.close_late(time.monotonic(), self._config.header_timeout)):
                 self._metrics.fault(ProxyFault.HEADER_TIMEOUT)

@@ -327,6 +327,8 @@ async def test_watch_shows_again(daemon: Daemon) -> None:
         *(sys.executable, "-c", MAIN, "status", "-o", "jsonl", "--watch", "0.1"),
         *("--socket", str(daemon.socket)),
         stdout=asyncio.subprocess.PIPE,
+        # a suite in a shell's background was told to ignore it, and so would be whatever it starts
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stdout is not None
     async with asyncio.timeout(120):

@@ -317,3 +317,12 @@ def test_a_bucket_where_nobody_ended_yet_is_no_proof_that_nobody_ends_there() ->
     assert hazards is not None
     survival = survival_from_hazards(hazards)
     assert survival[slot_of(2000)] < 0.5 * survival[slot_of(1024)]
+
+
+def test_a_new_class_with_every_request_takes_no_more_memory_for_ever() -> None:
+    model = SurvivalModel()
+    for number in range(MOST_TABLES + 10):
+        model.table((f"model {number}", "chat", ""), 16)
+    assert len(model._tables) == MOST_TABLES
+    kept = model.table(("model 4000", "chat", ""), 16)
+    assert model.table(("model 4000", "chat", ""), 16) is kept

@@ -70,7 +70,12 @@ class Manager:
                 stderr=log,
                 pass_fds=tuple(self.kept),
             )
-        self._hear_until_ready(process)
+        try:
+            self._hear_until_ready(process)
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
         return process
 
     def _hear_until_ready(self, process: "subprocess.Popen[bytes]") -> None:

@@ -241,6 +241,18 @@ async def test_late_headers_are_not_waited_for() -> None:
         assert it.seen.faults == [ProxyFault.HEADER_TIMEOUT] * 2
 
 
+async def test_a_head_that_came_while_kvctl_stood_still_is_not_late() -> None:
+    async with rig(ENGINE, config=ProxyConfig(header_timeout=0.5)) as it:
+        for _ in range(5):
+            wire = await it.client()
+            await it.answer(post())  # kvctl has accepted ``wire`` by now
+            await wire.send(post())
+            time.sleep(0.6)  # noqa: ASYNC251 - the loop of both
+            assert (await wire.reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200 ")
+            wire.close()
+        assert it.seen.faults == []
+
+
 async def test_late_bodies_are_not_waited_for() -> None:
     async with rig(ENGINE, config=ProxyConfig(header_timeout=600.0, body_timeout=0.1)) as it:
         assert (await it.answer(post()[:-5])).startswith(b"HTTP/1.1 408 ")
