@@ -12,6 +12,7 @@ from kvctl.core.survival import (
     CAPPED_FEWEST,
     CAPPED_OF,
     MOST_CLASSES,
+    MOST_TABLES,
     STEPS,
     TO_THE_CAP,
     WINDOW,
