@@ -48,7 +48,7 @@ class Child:
 
 
 def _cpu_clock(pid: int) -> int:
-    """The clock of a process's CPU time, in nanoseconds where /proc has hundredths: clock_getcpuclockid(3)."""
+    """The clock of a process's CPU time, to the nanosecond (/proc has hundredths): clock_getcpuclockid(3)."""
     return ~pid << 3 | 2
 
 
