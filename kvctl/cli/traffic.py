@@ -85,7 +85,8 @@ def bypass(*, ttl: float, reason: str, yes: bool, output: str, socket: Path | No
     confirm(f"For {span(ttl)} nothing protects the engine from overload. Go on?", yes=yes)
     with daemon(socket, timeout) as client:
         document = client.post("/v1/bypass", {"ttl_s": ttl, "reason": reason})
-    _told(document, output)
+    in_force = "everything is let in, and counted; kvctl resume ends it"
+    _told(document, output, in_force if document["mode"] == "bypass" else "")
 
 
 @click.command()
@@ -95,7 +96,7 @@ def resume(output: str, socket: Path | None, timeout: float) -> None:
     """End a bypass: kvctl enforces its limits again."""
     with daemon(socket, timeout) as client:
         document = client.post("/v1/resume")
-    _told(document, output)
+    _told(document, output, "its limits are enforced again" if document["mode"] == "active" else "")
 
 
 def _until_idle(client: AdminClient, timeout: float, engine: str | None) -> None:
@@ -123,7 +124,7 @@ def _words(it: Mapping[str, Any], meaning: str) -> Iterator[str]:
     yield it["mode"] + life + which + (f": {meaning}" if meaning else "")
 
 
-def _told(document: Mapping[str, Any], output: str, meaning: str = "") -> None:
+def _told(document: Mapping[str, Any], output: str, meaning: str) -> None:
     """``meaning``: what follows from the mode."""
     answer(document, output, lambda it: _words(it, meaning))
     if not document["kept"]:

@@ -121,7 +121,8 @@ async def test_bypass_and_resume(daemon: Daemon, kvctl: Kvctl) -> None:
     assert (done.status, done.out) == (0, "active for 15 min\n")  # the stand-in's gate has no say in it
     assert daemon.desk.values()[Knob.ENFORCE] == 0.0
     assert "enforce = 0% for 15 min more" in (await kvctl("overrides")).out
-    assert (await kvctl("resume")).status == 0
+    done = await kvctl("resume")
+    assert (done.status, done.out) == (0, "active: its limits are enforced again\n")
     done = await kvctl("resume")
     assert (done.status, "no bypass is in force" in done.err) == (4, True)
     assert (await kvctl("bypass")).status == 2

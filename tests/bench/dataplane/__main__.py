@@ -2,7 +2,8 @@
 
 All proxies stand in front of one mock engine and get the same requests; in each round every proxy has its
 turn, in an order that rotates, so that what the machine does meanwhile hits all of them. Figures are medians
-over rounds. CPU is what the proxy's processes used, by their clocks. On a busy machine compare columns, not runs.
+over rounds. CPU is what the proxy's processes used, by their clocks. On a busy machine compare columns, not
+runs.
 
 * ``cpu_us_per_request``: small chat requests, everything on (kvctl: template, count, gate, lease, metrics).
 * ``cpu_us_per_request_relay``: completions of token ids (kvctl: gate and lease, nothing to count).
