@@ -22,7 +22,7 @@ Gpus = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardNews:
-    """Who is told what: a card when it is first seen, the driver's messages, and faults that begin."""
+    """Callbacks: for a card that is first seen, for the driver's messages, and for faults that begin."""
 
     seen: Callable[[str], object]
     happened: Callable[[CardEvent], object]
@@ -30,7 +30,7 @@ class CardNews:
 
 
 def news_to(metrics: Metrics, tell: Callable[[str, dict[str, Any]], object]) -> CardNews:
-    """To the metrics page, and what the driver says also to whoever listens to happenings."""
+    """Callbacks that count for the metrics page; the driver's messages also go to listeners of happenings."""
 
     def happened(event: CardEvent) -> None:
         metrics.card_event(event)
@@ -40,7 +40,7 @@ def news_to(metrics: Metrics, tell: Callable[[str, dict[str, Any]], object]) -> 
 
 
 class CardWatch:
-    """``sources`` by the setting ``gpus``; None: nothing is watched for it."""
+    """All pollers. ``sources`` by the setting ``gpus``; None: nothing is watched for that setting."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class CardWatch:
             poller.start()
 
     async def close(self) -> None:
-        """Let go of everything."""
+        """Stop polling and close every source."""
         await asyncio.gather(*(poller.close() for poller in self._pollers.values()))
         await asyncio.gather(*(each.close() for each in self._by_name.values()))
 
@@ -116,11 +116,11 @@ class CardWatch:
         return replace(faulty, samples=tuple(samples.values()), processes=processes)
 
     def engines_on(self) -> Mapping[str, tuple[str, ...]]:
-        """By engine, the cards that count as its."""
+        """By engine, the cards that count as its own."""
         return {name: each.uuids for name, each in self._by_name.items()}
 
     def remark(self) -> str:
-        """What the cards have to do with slow answers; empty: nothing."""
+        """How the cards explain slow answers; empty: they do not."""
         return "; ".join(dict.fromkeys(each.remark for each in self._pollers.values() if each.remark))
 
     def sources(self) -> list[SourceView]:
@@ -128,11 +128,11 @@ class CardWatch:
         return [_view(poller) for poller in self._pollers.values()]
 
     def released_s(self) -> float | None:
-        """For how long the driver is still let go of; None: it is not."""
+        """Seconds for which the driver is still released; None: it is not."""
         return max((left for each in self._pollers.values() if (left := each.released_s)), default=None)
 
     async def release(self, seconds: float) -> None:
-        """Let go of the driver for ``seconds``; 0: take hold of it again."""
+        """Release the driver for ``seconds``; 0: open it again."""
         if seconds > 0:
             await asyncio.gather(*(poller.release(seconds) for poller in self._pollers.values()))
             return

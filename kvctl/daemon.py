@@ -240,8 +240,10 @@ class Daemon:
         serving = {name: unit for name, unit in self.units.items() if unit.serves(shape.model)}
         return {name: unit.outlook(shape, now) for name, unit in serving.items()}
 
-    async def reload(self) -> Reloaded:
+    async def reload(self, *, dry_run: bool = False) -> Reloaded:
         """Read the settings again and put them in force. Raises SettingsError, with the old ones kept."""
+        if dry_run:
+            return await self._reloader.pending()
         self._notify.reloading()
         try:
             return await self._reloader.reload()

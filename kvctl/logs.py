@@ -1,8 +1,9 @@
 """Log lines: one per state change, structured, with journald's level prefixes where journald reads them.
 
-Law 6: nothing slow on the loop. Lines go through a bounded queue to a thread, so that a stalled journal or
-an unread pipe never holds the daemon up; what does not fit is counted and said. Repeats of one event are
-limited. No prompt or answer text is ever logged; what strangers chose (model names, say) is cut and escaped.
+Law 6: nothing slow on the loop. Lines go through a bounded queue to a thread, so that a stalled journal or an
+unread pipe never holds the daemon up; lines that do not fit are counted, and the count is logged. Repeats of
+one event are limited. No prompt or answer text is ever logged; what strangers chose (such as model names) is
+cut and escaped.
 """
 
 import json
@@ -24,7 +25,7 @@ MESSAGE_MAX = 2000  # characters of one sentence
 QUEUE_LINES = 10_000
 BURST, WINDOW_S = 10, 60.0  # lines of one event that pass in a window
 BURST_OF_LOGGER = 100  # of one part of kvctl, or of a library, whatever its lines say
-MOST_KEYS = 1000  # events whose repeats are counted apart
+MOST_KEYS = 1000  # events whose repeats are counted separately
 
 _SYSLOG = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
 _FIELDS = "kvctl_fields"
@@ -37,13 +38,13 @@ def get(name: str) -> logging.Logger:
 
 
 def event(logger: logging.Logger, level: int, word: str, sentence: str, /, **fields: object) -> None:
-    """Log one happening: a word of a closed set, a sentence for people, and what machines want to know."""
+    """Log one happening: a word of a closed set, a sentence for people, and fields for machines."""
     if logger.isEnabledFor(level):
         logger.log(level, "%s", sentence, extra={_EVENT: word, _FIELDS: fields})
 
 
 def plain(value: object) -> object:
-    """A field's value as it may stand in a line: short, one line, no object's repr with an address."""
+    """A field's value as it may stand in a log line: short, one line, no repr with a memory address."""
     if value is None or isinstance(value, bool) or (isinstance(value, int) and value.bit_length() < 64):
         return value
     if isinstance(value, float) and math.isfinite(value):
@@ -80,7 +81,7 @@ class JsonFormatter(logging.Formatter):
     """One object a line: time, level, event, message, the fields, and traceback where there is one."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Fields cannot hide the four that every line has."""
+        """One line of JSON; fields cannot replace the four keys that every line has."""
         fields: Mapping[str, object] = getattr(record, _FIELDS, {})
         line: dict[str, Any] = {key: plain(value) for key, value in fields.items()}
         line |= {
@@ -104,7 +105,7 @@ def _message(record: logging.LogRecord) -> str:
 
 
 def _trace(text: str) -> list[str]:
-    """The lines of a traceback; what its exception says may be a stranger's."""
+    """The lines of a traceback, escaped: the exception's text may quote a stranger."""
     return [_one_line(line[:MESSAGE_MAX]) for line in text.split("\n")]
 
 
@@ -121,8 +122,8 @@ def _quote(value: object) -> str:
 class Repeats(logging.Filter):
     """Lets ``BURST`` lines of one event pass in ``WINDOW_S``; the next line after that counts the others.
 
-    Of one logger and level ``BURST_OF_LOGGER`` pass, so that lines which all differ (a library's, or with a
-    reason that somebody typed) do not fill the log either.
+    Of one logger and level ``BURST_OF_LOGGER`` lines pass, so that lines that all differ (a library's, or
+    with a reason that somebody typed) do not fill the log either.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -163,7 +164,7 @@ class Repeats(logging.Filter):
         return count < most, held
 
     def _forget(self, now: float) -> None:
-        """What is over: the table stays as small as the last minute, and what was held back for long."""
+        """Drop windows that are over, unless they held lines back: the table covers the last minute."""
         self._forgot_at = now
         for key, (began, count) in list(self._seen.items()):
             over, most = now - began, BURST_OF_LOGGER if len(key) == 2 else BURST
@@ -210,7 +211,7 @@ class QueuedHandler(logging.Handler):
             self._lost += 1  # the reader went away, or the stream is closed
 
     def close(self) -> None:
-        """Write out what waits; gives a reader that stalls two seconds and no more."""
+        """Write out what waits; a reader that stalls gets two seconds."""
         try:
             self._queue.put(None, timeout=2)
             self._thread.join(2)

@@ -1,4 +1,4 @@
-"""From the settings to the configurations of the parts: beside the daemon, which alone hands them out."""
+"""Makes the configurations of the parts from the settings; only the daemon hands them out."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -21,7 +21,7 @@ from kvctl.settings.tenants import TenantEntry
 
 
 def engine_settings(settings: Settings) -> Mapping[str, Settings]:
-    """By each engine's name, the settings in force for it: its own, else those of the top level."""
+    """By engine, the settings in force for it: its own, else those of the top level."""
     if not settings.engines:
         return {settings.engine_url: settings}
     return {
@@ -81,7 +81,7 @@ def tenant_rule(entry: TenantEntry) -> TenantRule:
 
 
 def tenancy(settings: Settings) -> Tenancy:
-    """Who is who on the data port. Reads the file of keys. Raises KeysError."""
+    """What names the tenants on the data port. Reads the file of keys. Raises KeysError."""
     keys = {key: each.name for each in settings.tenants for key in each.keys}
     path = settings.api_keys_file
     if path is not None:
@@ -96,7 +96,7 @@ def tenancy(settings: Settings) -> Tenancy:
 
 
 def authorization(settings: Settings) -> str | None:
-    """The header with which kvctl itself asks the engine; None: it needs none."""
+    """The Authorization header of kvctl's own questions to the engine; None: none is set."""
     key = settings.engine_api_key
     return None if key is None else f"Bearer {key.get_secret_value()}"
 
@@ -134,7 +134,7 @@ def certificates_of(settings: Settings) -> Certificates:
 
 
 def knob_defaults(settings: Settings) -> dict[Knob, Value | None]:
-    """What every knob has while nobody overrides it."""
+    """The value of every knob while nobody overrides it."""
     return {
         Knob.MARGIN: settings.margin,
         Knob.POLICY: settings.policy,
@@ -146,7 +146,7 @@ def knob_defaults(settings: Settings) -> dict[Knob, Value | None]:
 
 
 def with_overrides(settings: Settings, overridden: Mapping[Knob, Value]) -> Settings:
-    """The settings with the overrides over them. A capacity that on-call names is meant."""
+    """The settings with the overrides applied. A capacity that on-call names is forced."""
     update: dict[str, Any] = {knob.value: value for knob, value in overridden.items() if knob in SPECS}
     if Knob.CAPACITY_TOKENS in overridden:
         update["capacity_force"] = True

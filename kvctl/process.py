@@ -1,4 +1,4 @@
-"""The daemon as a process: made of its settings, run until a signal, with what must be closed after it."""
+"""The daemon as a process: made from its settings, run until a signal, closed with all that it needs."""
 
 import asyncio
 import gc
@@ -29,8 +29,8 @@ from kvctl.unit import MakeGate
 
 log = logs.get("daemon")
 
-SWITCH_S = 0.0005  # a thread that counts a long prompt gives the loop its turn after that
-COLLECT_AFTER = (20_000, 20, 20)  # objects, and searches of the younger generation before one of the older
+SWITCH_S = 0.0005  # after this a thread that counts a long prompt gives the loop its turn
+COLLECT_AFTER = (20_000, 20, 20)  # objects, and collections of a younger generation before one of the older
 
 
 async def serve(
@@ -113,9 +113,9 @@ def run(settings: Settings, read: Callable[[], Settings] | None = None) -> None:
 
 
 def prepare_interpreter() -> None:
-    """Switch threads often, search for cycles seldom: by default there is a search in a few requests.
+    """Switch threads often, collect garbage seldom: by default there is a collection every few requests.
 
-    What was loaded by now stays for good, and is not searched again.
+    What is loaded by now stays for good, and is not searched again.
     """
     sys.setswitchinterval(SWITCH_S)
     gc.collect()

@@ -1,4 +1,4 @@
-"""The data plane's reports, translated into metrics: beside the daemon, since it knows both sides."""
+"""The data plane's reports, translated into metrics; apart from both, since it knows both sides."""
 
 import logging
 

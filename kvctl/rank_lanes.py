@@ -5,8 +5,8 @@ each rank has its own forecast and its own budget, and the request goes where mo
 none, one gate sees the ranks as one pool, and the pressure term ``ranks`` holds its budget down as far as
 they fill unevenly: the budget is spent when the fullest rank is.
 
-Law 1: the gate of a rank that is gone ends the leases that it opened, though nothing new goes there. Who
-still waited for it is refused.
+Law 1: the gate of a rank that is gone gets nothing new, but still ends the leases that it opened. Requests
+that waited for it are refused.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,9 +34,9 @@ class RankLanes:
 
     Args:
         first: The gate of the whole engine, and of its first rank where there are several.
-        another: Makes the gate of a further rank. It is told what the first one was told.
+        another: Makes the gate of a further rank, which is then told what the first one was told.
         pins: Whether a request can be pinned to a rank now.
-        changed: Called when there are others than before.
+        changed: Called when the set of gates has changed.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class RankLanes:
         return [lane.keeper for lane in self.lanes]
 
     def handle(self, event: Event) -> None:
-        """Hand an event of the engine to each gate: a page in parts, everything else whole."""
+        """Hand an event of the engine to the gates: to each its part of a page, and everything else whole."""
         if isinstance(event, Scraped):
             self._scraped(event)
         else:

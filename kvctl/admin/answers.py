@@ -1,4 +1,4 @@
-"""How the admin listeners answer: errors as one JSON object, bodies and headers read with suspicion."""
+"""How the admin listeners answer: errors as one JSON object, bodies and headers strictly validated."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ _WORD = {404: "not_found", 413: "too_large"}  # of aiohttp's own answers
 
 
 class ApiError(Exception):
-    """An answer that is no success: status, a word of a closed set, and a sentence."""
+    """An answer other than a success: status, a word of a closed set, and a sentence."""
 
     def __init__(self, status: int, word: str, message: str) -> None:
         super().__init__(message)
@@ -35,7 +35,7 @@ class ApiError(Exception):
 
 @web.middleware
 async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Every error as the same JSON object."""
+    """Middleware: every error becomes the same kind of JSON object."""
     try:
         return await handler(request)
     except OverrideError as error:
@@ -59,9 +59,9 @@ def _error(status: int, word: str, message: str, headers: Mapping[str, str] | No
 
 
 class OfNow(Generic[S]):
-    """The state of now, and what is made of it: each made once for all who asked before the state was read.
+    """Documents of the current state, each made once for all callers who asked before the state was read.
 
-    Nobody gets what was true before they asked.
+    Nobody gets a state from before they asked.
     """
 
     def __init__(self, read: Callable[[], S]) -> None:
@@ -72,7 +72,7 @@ class OfNow(Generic[S]):
         self._bodies: dict[str, bytes] = {}
 
     async def body(self, name: str, make: Callable[[S], bytes], asked_at: float) -> bytes:
-        """What ``make`` makes of a state that was read after ``asked_at`` (``time.perf_counter``)."""
+        """What ``make`` returns for a state read after ``asked_at`` (by ``time.perf_counter``)."""
         state = self._state
         if state is None or self._read_at <= asked_at:
             self._read_at, self._state = time.perf_counter(), (state := self._read())
@@ -85,10 +85,10 @@ class OfNow(Generic[S]):
 
 
 class SharedPage:
-    """What costs more than a turn may: made once for all who asked before it was begun.
+    """A page that costs more than one turn may: made once for all callers who asked before it was begun.
 
-    It is made in parts, and every ``SLICE_S`` the next turn is waited for. Nobody gets what was made before
-    they asked.
+    It is made in parts, with a wait for the next turn every ``SLICE_S``. Nobody gets a page begun before they
+    asked.
     """
 
     SLICE_S = 0.0003
@@ -100,7 +100,7 @@ class SharedPage:
         self._made: tuple[float, tuple[bytes, str]] | None = None
 
     async def get(self, asked_at: float) -> tuple[bytes, str]:
-        """Begun after ``asked_at``, a moment of ``time.perf_counter``."""
+        """The page, begun after ``asked_at`` (by ``time.perf_counter``), and its content type."""
         async with self._one:
             if self._made is None or self._made[0] <= asked_at:
                 self._made = time.perf_counter(), await self._in_slices()
@@ -118,7 +118,7 @@ class SharedPage:
 
 
 class Callers:
-    """Who asks, by the kernel's word."""
+    """Who asks, as the kernel says."""
 
     def __init__(self) -> None:
         self._names = ThreadPoolExecutor(1, "kvctl-names")
@@ -128,7 +128,7 @@ class Callers:
         self._names.shutdown(wait=False)
 
     async def of(self, request: web.Request) -> Actor:
-        """The name may come from a directory service, which is not waited for for long."""
+        """The caller. The wait for its name, which may come from a directory service, is bounded."""
         if request.transport is None:
             raise ApiError(400, "gone", "the caller is gone")
         pid, uid, gid = credentials(request.transport)
@@ -138,7 +138,7 @@ class Callers:
 
 
 def if_match(request: web.Request) -> int | None:
-    """The revision that If-Match names; None: any will do. Raises ApiError."""
+    """The revision that If-Match names; None: no condition. Raises ApiError."""
     given = request.headers.get("If-Match", "*").strip()
     if given == "*":
         return None
@@ -149,7 +149,7 @@ def if_match(request: web.Request) -> int | None:
 
 
 async def body_of(request: web.Request, known: tuple[str, ...], *, needed: str = "") -> Mapping[str, Any]:
-    """The JSON object of the body, empty where there is none and ``needed`` names no key. Raises ApiError."""
+    """The body's JSON object; empty where there is no body and no key is ``needed``. Raises ApiError."""
     raw = await _read(request)
     if not raw and not needed:
         return {}
@@ -168,7 +168,7 @@ async def body_of(request: web.Request, known: tuple[str, ...], *, needed: str =
 
 
 async def _read(request: web.Request) -> bytes:
-    """The whole body; a caller who breaks off in its middle is no defect of ours."""
+    """The whole body; a caller who breaks off in the middle of it gets an ordinary error."""
     try:
         return await request.read()
     except (OSError, web.RequestPayloadError) as error:
@@ -180,7 +180,7 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def number(request: web.Request, name: str, default: int, most: int) -> int:
-    """A whole number of the query, 0 to ``most``. Raises ApiError."""
+    """A whole number from the query, 0 to ``most``. Raises ApiError."""
     given = request.query.get(name)
     if given is None:
         return default

@@ -1,6 +1,6 @@
 """The side of the admin API that changes something: each change has an actor and a line in the audit log."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from aiohttp import web
@@ -8,13 +8,16 @@ from aiohttp import web
 from kvctl.admin import documents
 from kvctl.admin.answers import ApiError, Callers, body_of, if_match, switch
 from kvctl.admin.desk import Change, Desk
-from kvctl.admin.forecasts import LOOK_BACK_S, dry_run
 from kvctl.admin.levels import LogLevels
 from kvctl.admin.pace import Pace
-from kvctl.admin.port import AdminPort
+from kvctl.admin.port import AdminPort, DaemonStatus
 from kvctl.admin.readings import with_revision
 from kvctl.control.journal import Journal
-from kvctl.core.overrides import DEFAULT_TTL_S, REASON_MAX, Knob, OverrideError, Refusal
+from kvctl.core.decisions import Scales, Story
+from kvctl.core.hindsight import look_back, with_margin, with_policy
+from kvctl.core.outcomes import Policy
+from kvctl.core.overrides import DEFAULT_TTL_S, REASON_MAX, Knob, OverrideError, Refusal, Value
+from kvctl.core.status import GateStatus
 from kvctl.settings.errors import SettingsError
 
 _OVERRIDE = ("value", "ttl_s", "reason")
@@ -23,10 +26,11 @@ _DRAIN = ("reason",)
 _LEVEL = ("level", "ttl_s", "reason")
 _RELEASE = ("for_s", "reason")
 RELEASE_MAX_S = 3600.0
+_LOOK_BACK_S = 300.0  # of the decision log, for a dry run
 
 
 class Changes:
-    """Overrides, traffic states, reload and log level."""
+    """Handlers for overrides, traffic states, reload, log level and the release of cards."""
 
     def __init__(
         self,
@@ -46,7 +50,7 @@ class Changes:
         self._pace = pace
 
     def routes(self) -> list[web.RouteDef]:
-        """All of them."""
+        """The routes."""
         return [
             web.put("/v1/overrides/{knob}", self._set),
             web.delete("/v1/overrides/{knob}", self._unset),
@@ -66,9 +70,9 @@ class Changes:
         knob = request.match_info["knob"]
         if switch(request, "dry_run"):
             change = self._desk.preview(knob, body["value"], if_match=wanted)
-            stories, status = await self._journal.last(LOOK_BACK_S), self._port.status()
+            stories, status = await self._journal.last(_LOOK_BACK_S), self._port.status()
             return with_revision(
-                await self._pace.in_thread(dry_run, change, status, stories, self._desk.revision)
+                await self._pace.in_thread(_dry_run, change, status, stories, self._desk.revision)
             )
         made = await self._desk.set(
             await self._callers.of(request),
@@ -176,7 +180,7 @@ class Changes:
 
 
 def _reason(body: Mapping[str, Any]) -> str:
-    """Why, in one line that prints; empty: nobody said. Raises ApiError."""
+    """The reason, as one printable line; empty: none was given. Raises ApiError."""
     given = body.get("reason") or ""
     if not isinstance(given, str) or len(given) > REASON_MAX:
         raise ApiError(422, "no_reason", f"a reason is a text of at most {REASON_MAX} characters")
@@ -185,3 +189,53 @@ def _reason(body: Mapping[str, Any]) -> str:
 
 def _changed(change: Change) -> web.Response:
     return with_revision(documents.plain(change))
+
+
+def _dry_run(
+    change: tuple[Knob, Value | None, Value], status: DaemonStatus, stories: Sequence[Story], revision: int
+) -> dict[str, Any]:
+    """What a change of a knob (knob, old, new) would do; ``last`` is null where the log cannot tell.
+
+    Before and after per engine come from the gate's own figures; what the last decisions would have been
+    comes from the decision log (``core.hindsight``, which says in what it is an approximation).
+
+    ``stories`` are those of the last ``_LOOK_BACK_S``, the latest first. Slow with many of them.
+    """
+    knob, old, new = change
+    budget = _budget_under(knob, new)
+    seen = None
+    if budget is not None:
+        seen = documents.plain(look_back(stories, _LOOK_BACK_S, budget))
+    engines = {name: _moved(knob, new, gate) for name, gate in status.engines.items()}
+    return {
+        "dry_run": True,
+        "knob": knob.value,
+        "old": documents.plain(old),
+        "new": documents.plain(new),
+        "revision": revision,
+        "engines": engines,
+        "last": seen,
+    }
+
+
+def _budget_under(knob: Knob, new: Value) -> Callable[[Scales], float | None] | None:
+    if knob is Knob.MARGIN:
+        return with_margin(float(new))
+    if knob is Knob.POLICY:
+        return with_policy(Policy(str(new)))
+    return None
+
+
+def _moved(knob: Knob, new: Value, gate: GateStatus) -> dict[str, Any]:
+    """An engine's budget and headroom, now and then; null: not known before it is tried."""
+    after = None
+    if knob is Knob.MARGIN:
+        pressure = min(gate.pressure.values(), default=1.0)
+        after = int(gate.capacity_tokens * (1.0 - float(new)) * pressure)
+    elif knob is Knob.POLICY:
+        after = gate.budget_tokens
+    headroom = None if after is None else int(after - gate.forecast_peak_tokens)
+    return {
+        "before": {"budget_tokens": gate.budget_tokens, "headroom_tokens": gate.headroom_tokens},
+        "after": {"budget_tokens": after, "headroom_tokens": headroom},
+    }

@@ -1,4 +1,4 @@
-"""The admin API from outside: HTTP over the unix socket, with little to import: commands start fast."""
+"""The admin API's client: HTTP over the unix socket, with few imports so that commands start fast."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -14,7 +14,7 @@ _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 class ClientError(Exception):
-    """A call brought no success. The text is for people."""
+    """A call failed. The text is for people."""
 
 
 class UnreachableError(ClientError):
@@ -59,11 +59,11 @@ class AdminClient:
         return self._call("DELETE", route, None, if_match)
 
     def post(self, route: str, body: object = None) -> dict[str, Any]:
-        """Have something done. Raises ClientError."""
+        """Ask for an action. Raises ClientError."""
         return self._call("POST", route, body)
 
     def text(self, route: str) -> str:
-        """A page that is no JSON. Raises ClientError."""
+        """A page that is not JSON. Raises ClientError."""
         with self._asked("GET", route) as answer:
             payload = answer.read()
             if answer.status >= 400:
@@ -90,7 +90,7 @@ class AdminClient:
     def _asked(
         self, method: str, route: str, payload: bytes = b"", headers: Mapping[str, str] = _NO_HEADERS
     ) -> Iterator[Exchange]:
-        """An exchange, closed after; what goes wrong with it in words."""
+        """An exchange, closed afterwards; its failures become ClientError with a hint."""
         try:
             with Exchange(self._path, self._timeout, method, route, body=payload, headers=headers) as answer:
                 yield answer

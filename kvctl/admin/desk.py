@@ -1,7 +1,7 @@
-"""The overrides' office: takes changes, puts them in force, has them kept, and writes down who made them.
+"""The desk for overrides: takes changes, puts them in force, has them stored, and records who made them.
 
 A change is in force before it is on the disk: on-call can act while the disk is full, and is told that the
-change would not outlive a restart. What was refused is written down too.
+change would not survive a restart. Refused changes are recorded too.
 """
 
 import logging
@@ -29,13 +29,13 @@ from kvctl.core.overrides import (
 from kvctl.settings.model import SPECS
 
 log = logs.get("admin")
-Values = Mapping[Knob, Value | None]  # None: the setting that is not set
+Values = Mapping[Knob, Value | None]  # None: a setting that is not set
 Tell = Callable[[str, dict[str, Any]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """A change that was made. ``kept`` False: it is in force, but would not outlive a restart."""
+    """A change that was made. ``kept`` False: it is in force, but would not survive a restart."""
 
     knob: Knob
     old: Value | None
@@ -60,9 +60,9 @@ class Desk:
         apply: Callable[[Values], None],
         tell: Tell = lambda _kind, _document: None,
     ) -> None:
-        """``defaults`` are the knobs' settings; ``apply`` gets all values whenever one may have moved.
+        """``defaults`` are the knobs' settings; ``apply`` gets all values whenever one may have changed.
 
-        ``clock`` is monotonic seconds, ``wall`` seconds since the epoch. ``tell`` hears of every change.
+        ``clock`` is monotonic seconds, ``wall`` seconds since the epoch. ``tell`` gets every change.
         """
         self._held = Overrides(limits, ttl_max_s)
         self._defaults = dict(defaults)
@@ -75,11 +75,11 @@ class Desk:
 
     @property
     def revision(self) -> int:
-        """Raised by every change of what is in force."""
+        """A number that every change of what is in force raises."""
         return self._held.revision
 
     def values(self) -> dict[Knob, Value | None]:
-        """What every knob has now."""
+        """The value of every knob now."""
         return self._defaults | {knob: each.value for knob, each in self.active().items()}
 
     def active(self) -> dict[Knob, Override]:
@@ -99,7 +99,7 @@ class Desk:
     # --- start and end ------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Go on from what the last process left. Blocks."""
+        """Take over what the last process left. Blocks."""
         try:
             state = self._keeper.state.read()
             dropped = [] if state is None else self._held.restore(state, self._clock(), self._wall())
@@ -120,7 +120,7 @@ class Desk:
         self._apply(self.values())
 
     def reconfigure(self, limits: Bounds, ttl_max_s: float, defaults: Values) -> None:
-        """The settings were read again. Overrides that the new bounds do not allow end, with a word."""
+        """Adopt settings that were read again. Overrides beyond the new bounds end, with a log line."""
         self._defaults = dict(defaults)
         dropped = self._held.rebound(limits, ttl_max_s)
         for each in dropped:
@@ -176,7 +176,7 @@ class Desk:
         return await self._made(line, ended.knob, old, None)
 
     def expire(self) -> list[Override]:
-        """End what has run out; returns it. Cheap where nothing has."""
+        """End the overrides that have run out, and return them. Cheap where none has."""
         ended = self._held.expire(self._clock())
         for each in ended:
             new = self._defaults[each.knob]
@@ -193,12 +193,12 @@ class Desk:
         return ended
 
     async def drained(self, actor: Actor, verb: str, **what: object) -> bool:
-        """Write down the drains as ``drains`` has them now; whether they would outlive a restart."""
+        """Record the drains as ``drains`` has them now; returns whether they would survive a restart."""
         line = self._noted(actor, verb, "traffic", what)
         return await self._keeper.keep(line, self.drains.to_state(), self._keeper.drains)
 
     async def note(self, actor: Actor, verb: str, kind: str, *, result: str = "ok", **what: object) -> bool:
-        """Write down a change of another kind (reload, log level); returns whether that is on the disk."""
+        """Record a change of another kind (reload, log level); returns whether that is on the disk."""
         return await self._keeper.keep(self._noted(actor, verb, kind, what, result))
 
     def _noted(
@@ -227,7 +227,7 @@ class Desk:
     async def _made(
         self, line: Mapping[str, Any], knob: Knob, old: Value | None, made: Override | None
     ) -> Change:
-        """Put a change in force, tell of it, keep it."""
+        """Put a change in force, announce it, store it."""
         new, revision = self.values()[knob], self.revision
         before = new if old is None else old
         self._apply(self.values())

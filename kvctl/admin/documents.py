@@ -1,6 +1,6 @@
-"""The JSON documents of the admin API. Their keys are described in docs/admin-api.md and stay.
+"""The JSON documents of the admin API. Their keys are described in docs/admin-api.md and are stable.
 
-Law 3: unknown is not zero. What is not known is null, as is a number that JSON has no word for.
+Law 3: unknown is not zero. What is not known is null, as is a number that JSON cannot express.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ def plain(value: object) -> Any:
 
 
 def status(daemon: DaemonStatus, overrides: Document) -> Document:
-    """Everything on one page."""
+    """The whole daemon in one document."""
     return {
         "version": __version__,
         "mode": mode(daemon),
@@ -52,14 +52,14 @@ def status(daemon: DaemonStatus, overrides: Document) -> Document:
 
 
 def mode(daemon: DaemonStatus) -> str:
-    """Whether on-call lets traffic in: the word of the metric ``kvctl_mode``."""
+    """Whether on-call lets traffic in, in the words of the metric ``kvctl_mode``."""
     if daemon.draining:
         return "draining"
     return "bypass" if daemon.bypass else "active"
 
 
 def engine(gate: GateStatus) -> Document:
-    """One engine's gate; ``at`` is this process's own clock and says nothing outside."""
+    """One engine's gate, without ``at``, which is of this process's own clock and means nothing outside."""
     shown: Document = plain(gate)
     del shown["at"]
     return shown | {"headroom_tokens": gate.headroom_tokens}

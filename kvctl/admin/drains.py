@@ -1,7 +1,7 @@
-"""On-call's drains: an order that stands until somebody takes it back, over restarts and crashes.
+"""On-call's drains: orders that stand until somebody takes them back, across restarts and crashes.
 
 Whoever drained a box before an upgrade or a repair decides when it serves again, not the process that happens
-to start next. The drain with which a process ends is no order, and is not kept.
+to start next. The drain with which a process ends is not such an order, and is not stored.
 """
 
 import logging
@@ -14,7 +14,7 @@ from kvctl.admin.state import StateFile
 
 log = logs.get("admin")
 
-ALL = "*"  # the order for every engine, whatever they are called after the next start
+ALL = "*"  # the order for all engines, whatever their names are after the next start
 STATE_VERSION = 1
 
 
@@ -36,7 +36,7 @@ class Drains:
         self._orders: dict[str, DrainOrder] = {}
 
     def order(self, engine: str | None, actor: str, reason: str = "") -> None:
-        """Drain one engine, or all (None). One that stands keeps its beginning."""
+        """Drain one engine, or all (None). An order that stands already keeps its beginning."""
         name = ALL if engine is None else engine
         before = self._orders.get(name) or self._orders.get(ALL)
         since = self._wall() if before is None else before.since
@@ -44,7 +44,7 @@ class Drains:
         self._orders = {ALL: made} if engine is None else self._orders | {name: made}
 
     def lift(self, engine: str | None, engines: Iterable[str]) -> None:
-        """Take it back: for all (None), or for one of ``engines`` while the others stay drained."""
+        """Take an order back: for all (None), or for one of ``engines`` while the others stay drained."""
         if engine is None:
             self._orders = {}
             return

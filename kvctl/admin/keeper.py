@@ -1,7 +1,7 @@
 """Writes state and audit in a thread of its own, in the order of the changes.
 
-Law 6: nothing slow on the loop. Law 8: a disk that takes nothing is a state with one line when it begins and
-one when it ends; changes stay in force meanwhile.
+Law 6: nothing slow on the loop. Law 8: a disk that takes nothing is a state, with one log line when it begins
+and one when it ends; changes stay in force meanwhile.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ DEADLINE_S = 5.0
 
 
 class Keeper:
-    """The state directory."""
+    """Writes the state directory."""
 
     def __init__(self, state_dir: Path) -> None:
         self.state = StateFile(state_dir / "overrides.json")
@@ -31,7 +31,7 @@ class Keeper:
 
     @property
     def fault(self) -> str:
-        """Why the last write failed; empty: it did not."""
+        """Why the last write failed; empty: it succeeded."""
         return self._fault
 
     def submit(
@@ -56,14 +56,14 @@ class Keeper:
         await asyncio.to_thread(self._thread.shutdown, wait=True)
 
     def _write(self, line: Mapping[str, Any], state: object, file: StateFile) -> bool:
-        # each for itself: who did it is written down even where it is not kept
+        # separately: who made a change is recorded even where the change cannot be stored
         fault = "" if state is None else self._tried(lambda: file.write(state))
         fault = self._tried(lambda: self.audit.append(line)) or fault
         self._note(fault)
         return not fault
 
     def _tried(self, write: Callable[[], None]) -> str:
-        """Why it could not be written; empty: it was."""
+        """Why ``write`` failed; empty: it succeeded."""
         try:
             write()
         except OSError as error:

@@ -1,6 +1,6 @@
-"""The log level for a while: what on-call raises at night goes back by itself.
+"""Another log level for a while: what on-call raises at night goes back by itself.
 
-Kept in memory alone: a restart logs as the settings say.
+It is kept in memory only: after a restart the settings apply.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ LEVELS = ("debug", "info", "warning", "error")
 
 
 class LogLevels:
-    """``usual()`` is the level of the settings."""
+    """``usual()`` returns the level of the settings."""
 
     def __init__(self, usual: Callable[[], str], ttl_max_s: Callable[[], float]) -> None:
         self._usual = usual
@@ -25,7 +25,7 @@ class LogLevels:
         self._back: asyncio.TimerHandle | None = None
 
     def document(self) -> dict[str, Any]:
-        """The level in force, and how long it stays (null: as the settings say)."""
+        """The level in force, and for how long (null: it is that of the settings)."""
         left = None if self._until is None else max(self._until - asyncio.get_running_loop().time(), 0.0)
         return {"level": self._level(), "left_s": None if left is None else round(left, 3)}
 
@@ -46,7 +46,7 @@ class LogLevels:
         return self.document()
 
     def reset(self) -> None:
-        """Log as the settings say."""
+        """Return to the level of the settings."""
         was_moved = self._until is not None
         self._forget()
         logging.getLogger(logs.ROOT).setLevel(self._usual().upper())
@@ -54,12 +54,12 @@ class LogLevels:
             logs.event(log, logging.INFO, "log_level_back", f"the log level is {self._usual()} again")
 
     def settle(self) -> None:
-        """The settings may name another level: it is in force, unless one was asked for, for a while."""
+        """Apply the settings' level, which may have changed, unless on-call has set one for a while."""
         if self._until is None:
             self.reset()
 
     def close(self) -> None:
-        """No timer is left."""
+        """Leave no timer behind."""
         self._forget()
 
     def _forget(self) -> None:

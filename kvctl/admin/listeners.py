@@ -1,4 +1,4 @@
-"""The sockets of the admin side: a unix socket that one process owns, and plain TCP."""
+"""The admin side's sockets: a unix socket that one process owns, and plain TCP."""
 
 import contextlib
 import fcntl
@@ -25,8 +25,8 @@ class BusyError(ListenError):
 class OwnedSocket:
     """A listening unix socket, mode 0660, and the lock that makes its path this process's own.
 
-    The lock, not the path, tells a living owner: it goes with its process, however that ended, so a stale
-    socket file is replaced and two starts at once cannot both win.
+    The lock, not the path, shows a living owner: it disappears with its process, however that ends. So a
+    stale socket file is replaced, and two simultaneous starts cannot both win.
     """
 
     def __init__(self, path: Path) -> None:
@@ -41,7 +41,7 @@ class OwnedSocket:
         self._lock: int | None = lock
 
     def close(self) -> None:
-        """Take the path away and let go of the lock. Once: after that the path may be another's."""
+        """Remove the path and release the lock. Only once: after that the path may be another process's."""
         if self._lock is None:
             return
         with contextlib.suppress(OSError):
@@ -82,7 +82,7 @@ def _bound(path: Path) -> socket.socket:
     try:
         _clear(path)
         made.bind(str(path))
-        path.chmod(MODE)  # whatever the umask: the group is let in
+        path.chmod(MODE)  # the group is let in, whatever the umask
         made.listen(64)
         made.setblocking(False)
     except OSError as error:

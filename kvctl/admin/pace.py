@@ -1,13 +1,13 @@
-"""How much of the event loop the admin side may take, however many ask, whatever they ask, and however.
+"""Bounds the share of the event loop that the admin side may take, however many callers ask for whatever.
 
-Law 6: nothing slow on the loop. The data plane and the admin side share one loop. Every step that a handler
-of the admin side makes, from its first to the last byte of its answer, waits for a turn, one at a time, and
-is paid for with the CPU time that it took: together they get ``SHARE`` of one CPU. A handler that has much to
-do awaits in between (``asyncio.sleep(0)``), and does the next part in its next turn.
+Law 6: nothing slow on the loop. The data plane and the admin side share one loop. Every step of an admin
+handler, from its first to the last byte of its answer, waits for a turn, one at a time, and pays for it with
+the CPU time that it took: together they get ``SHARE`` of one CPU. A handler that has much to do awaits in
+between (``asyncio.sleep(0)``), and does the next part in its next turn.
 
-Probes, changes and readings stand in lines of their own, served in turn: a flood in one leaves the others
-their third. Within a line the connection that had least goes first (start-time fair queueing, Goyal, Vin and
-Cheng 1996), so who asks once is not behind a hundred who ask without a pause.
+Probes, changes and readings wait in separate lines, served in turn: a flood in one leaves the others their
+third. Within a line the connection that has had least goes first (start-time fair queueing, Goyal, Vin and
+Cheng 1996), so that one who asks once is not behind a hundred who ask without a pause.
 """
 
 import asyncio
@@ -19,16 +19,16 @@ from itertools import count
 from typing import Any, ParamSpec, TypeVar
 
 SHARE = 0.05  # of one CPU
-BURST_S = 0.002  # CPU seconds that may follow each other after a rest
-QUANTUM_S = 0.005  # CPU seconds of one answer for which it keeps its place
-SHORTEST_S = 0.001  # the loop's timers know no less
+BURST_S = 0.002  # CPU seconds that may be taken at once after a rest
+QUANTUM_S = 0.005  # CPU seconds for which one answer keeps its place
+SHORTEST_S = 0.001  # the resolution of the loop's timers
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
 
 class Line(IntEnum):
-    """Who waits with whom."""
+    """The three lines."""
 
     PROBE = 0
     CHANGE = 1
@@ -36,7 +36,7 @@ class Line(IntEnum):
 
 
 class Flow:
-    """What one connection had so far in each line, on that line's virtual clock: CPU seconds."""
+    """What one connection has had so far in each line: CPU seconds, on that line's virtual clock."""
 
     __slots__ = ("had",)
 
@@ -45,7 +45,7 @@ class Flow:
 
 
 class _Queue:
-    """Who waits in one line. ``virtual``: the tag of who was served last."""
+    """Those who wait in one line. ``virtual``: the tag of the one served last."""
 
     __slots__ = ("virtual", "waiting")
 
@@ -66,18 +66,18 @@ class Seat:
         self.settle(virtual)
 
     def settle(self, virtual: float) -> None:
-        """Take the place that is due now; of equal ones, who had less is first."""
+        """Take the place that is due now; among equals, the one that has had less is first."""
         self.had = self.flow.had[self.line]
         self.tag = max(virtual, self.had)
         self.used = 0.0
 
     def place(self, virtual: float) -> tuple[float, float]:
-        """Where it stands with its next step: not before those who came when it was served last."""
+        """Its place for the next step: not before those who came when it was served last."""
         self.tag = max(self.tag, virtual)
         return self.tag, self.had
 
     def pay(self, seconds: float, virtual: float) -> None:
-        """A step took so much."""
+        """A step took ``seconds`` of CPU time."""
         self.used += seconds
         self.flow.had[self.line] = max(self.flow.had[self.line], self.tag) + seconds
         if self.used > QUANTUM_S:
@@ -111,7 +111,7 @@ class Pace:
         return Seat(line, flow, self._queues[line].virtual)
 
     async def turn(self, seat: Seat) -> None:
-        """Wait until it is this seat's turn; after it ``spent`` is to be called, whatever happens."""
+        """Wait until it is this seat's turn; afterwards ``spent`` must be called, whatever happens."""
         turn = asyncio.get_running_loop().create_future()
         queue = self._queues[seat.line]
         heappush(queue.waiting, (*seat.place(queue.virtual), next(self._numbers), seat, turn))
@@ -132,7 +132,7 @@ class Pace:
             self._next()
 
     async def in_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Have something worked out in a thread, one at a time: it takes from the share all the same."""
+        """Run ``function`` in a thread, one at a time; its CPU time counts towards the share all the same."""
 
         def measured() -> tuple[float, T]:
             began = time.thread_time()
@@ -153,7 +153,7 @@ class Pace:
             self.spent(seat, self._cpu() - began)
 
     def _next(self) -> None:
-        """Give the turn to whom it is due, now or when the account allows."""
+        """Give the turn to the seat that is due, now or when the account allows."""
         if self._busy or self._timer is not None or not any(each.waiting for each in self._queues):
             return
         if (owed := self._owed()) > 0:
@@ -162,7 +162,7 @@ class Pace:
             return
         while (found := self._first()) is not None:
             seat, turn = found
-            if not turn.done():  # else who waited there has left
+            if not turn.done():  # else its waiter has left
                 self._busy = seat.granted = True
                 turn.set_result(None)
                 return

@@ -1,4 +1,4 @@
-"""Who is at the other end of a unix socket, as the kernel says it."""
+"""Who is at the other end of a unix socket, as the kernel says."""
 
 import os
 import pwd
@@ -24,7 +24,7 @@ DAEMON = Actor(uid=os.getuid(), gid=os.getgid(), pid=os.getpid(), user="kvctl")
 
 
 def credentials(transport: BaseTransport) -> tuple[int, int, int]:
-    """(pid, uid, gid) of the peer at the time that it connected. Raises OSError."""
+    """(pid, uid, gid) of the peer when it connected. Raises OSError."""
     peer = transport.get_extra_info("socket")
     return _UCRED.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
 

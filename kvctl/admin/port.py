@@ -89,8 +89,11 @@ class AdminPort(Protocol):
         """What each engine that serves the shape's model would say to it now; nothing is charged."""
         ...
 
-    async def reload(self) -> Reloaded:
-        """Read the settings again and put them in force. Raises SettingsError, with the old ones kept."""
+    async def reload(self, *, dry_run: bool = False) -> Reloaded:
+        """Read the settings again and put them in force. Raises SettingsError, with the old ones kept.
+
+        ``dry_run``: only say what that would do.
+        """
         ...
 
     def last_reload(self) -> LastReload:

@@ -45,6 +45,7 @@ class Readings:
             web.get("/v1/engines", self._engines),
             web.get("/v1/gpus", self._gpus),
             web.get("/v1/config", self._config),
+            web.get("/v1/config/pending", self._pending),
             web.get("/v1/overrides", self._overrides),
             web.get("/v1/decisions", self._decisions),
             web.get("/v1/decisions/{id}", self._decision),
@@ -84,6 +85,9 @@ class Readings:
 
     async def _config(self, _: web.Request) -> web.Response:
         return _json(as_document(self._port.settings()))
+
+    async def _pending(self, _: web.Request) -> web.Response:
+        return _json(documents.plain(await self._port.reload(dry_run=True)))
 
     async def _overrides(self, _: web.Request) -> web.Response:
         return with_revision(self._desk.document())

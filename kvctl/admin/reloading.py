@@ -4,8 +4,10 @@ Law 6: nothing slow on the loop: files are read in a thread.
 """
 
 import asyncio
+import hashlib
 import logging
 from collections.abc import Callable
+from pathlib import Path
 
 from kvctl import logs
 from kvctl.admin.port import LastReload, Moved, Reloaded
@@ -27,14 +29,15 @@ class Reloader:
         self.last = LastReload()
         self._read = read
         self._apply = apply
+        self._keys = _digest(settings.api_keys_file)
         self._one = asyncio.Lock()
 
     async def reload(self) -> Reloaded:
         """Read, judge, put in force. Raises SettingsError, with the old settings kept."""
         async with self._one:
             try:
-                fresh = await asyncio.to_thread(self._fresh)
-                done = self._moved(fresh)
+                self.settings, done = await asyncio.to_thread(self._judged)
+                self._apply(self.settings)
             except SettingsError as error:
                 self.last = LastReload(revision=self.last.revision, problems=error.problems)
                 sentence = f"the settings were not reloaded, the old ones stay: {'; '.join(error.problems)}"
@@ -44,26 +47,38 @@ class Reloader:
             logs.event(log, logging.INFO, "reloaded", sentence_of(done), revision=done.revision)
             return done
 
-    def _fresh(self) -> Settings:
+    async def pending(self) -> Reloaded:
+        """What a reload would do now. Changes nothing. Raises SettingsError."""
+        async with self._one:
+            return (await asyncio.to_thread(self._judged))[1]
+
+    def _judged(self) -> tuple[Settings, Reloaded]:
+        """The settings as a reload would leave them, and what is new in them. Reads files."""
         if self._read is None:
             raise SettingsError(["this daemon was not started from settings that can be read again"])
-        return self._read()
-
-    def _moved(self, fresh: Settings) -> Reloaded:
-        old = self.settings
+        old, fresh = self.settings, self._read()
         changed = [s for s in SPECS.values() if getattr(old, s.attribute) != getattr(fresh, s.attribute)]
         live = [spec for spec in changed if spec.live]
         merged = old.adopt(fresh, [spec.key for spec in live])
         if problems := [f"settings: {key} {text}" for key, text in disagreements(merged)]:
             told = (each.format_map(merged.model_dump(mode="json")) for each in problems)
             raise SettingsError(f"{each} (until a restart)" for each in told)
-        self.settings = merged
-        self._apply(merged)
-        return Reloaded(
+        waiting = [_moved(spec, old, fresh) for spec in changed if not spec.live]
+        if fresh.api_keys_file == old.api_keys_file and _digest(old.api_keys_file) != self._keys:
+            waiting.append(Moved(key="api_keys_file", old="as it was at the start", new="as it is now"))
+        return merged, Reloaded(
             revision=self.last.revision + bool(live),
             applied=tuple(_moved(spec, old, fresh) for spec in live),
-            needs_restart=tuple(_moved(spec, old, fresh) for spec in changed if not spec.live),
+            needs_restart=tuple(waiting),
         )
+
+
+def _digest(path: Path | None) -> bytes | None:
+    """Of the file's content; None: there is none that can be read."""
+    try:
+        return None if path is None else hashlib.sha256(path.read_bytes()).digest()
+    except OSError:
+        return None
 
 
 def _moved(spec: Spec, old: Settings, new: Settings) -> Moved:

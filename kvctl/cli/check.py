@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from kvctl.admin.client import AdminClient, ClientError
-from kvctl.cli.common import talks_to_daemon, usual_socket
+from kvctl.cli.common import Between, talks_to_daemon, usual_socket
 from kvctl.cli.terminal import harmless
 from kvctl.core.outcomes import SERVING, EngineState
 
@@ -25,7 +25,7 @@ Finding = tuple[int, str]
 @click.option(
     "--warning",
     "-w",
-    type=click.FloatRange(0, 1),
+    type=Between(0, 1),
     default=0.05,
     show_default=True,
     metavar="SHARE",
@@ -34,7 +34,7 @@ Finding = tuple[int, str]
 @click.option(
     "--critical",
     "-c",
-    type=click.FloatRange(0, 1),
+    type=Between(0, 1),
     default=0.0,
     show_default=True,
     metavar="SHARE",
@@ -42,7 +42,7 @@ Finding = tuple[int, str]
 )
 @click.option(
     "--max-age",
-    type=click.FloatRange(0),
+    type=Between(0),
     default=30.0,
     show_default=True,
     help="Warn when the engine's telemetry is older than this, in seconds.",

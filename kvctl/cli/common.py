@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -58,14 +59,27 @@ config_option = click.option(
     type=click.Path(path_type=Path),
     help="Settings file. [KVCTL_CONFIG, else /etc/kvctl/kvctl.toml where there is one]",
 )
-_socket_option = click.option(
+
+
+class Between(click.FloatRange):
+    """A number within bounds: infinity and what is no number lie within none."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number."""
+        number: float = super().convert(value, param, ctx)
+        if not isfinite(number):
+            self.fail(f"{value} is not a number.", param, ctx)
+        return number
+
+
+socket_option = click.option(
     "--socket",
     type=click.Path(path_type=Path),
     help=f"The daemon's admin socket. [{SOCKET_VARIABLE}, else admin_socket of the settings file]",
 )
 _timeout_option = click.option(
     "--timeout",
-    type=click.FloatRange(0.1, 3600),
+    type=Between(0.1, 3600),
     default=10.0,
     show_default=True,
     help="Seconds to wait for the daemon.",
@@ -74,7 +88,7 @@ _timeout_option = click.option(
 
 _watch_option = click.option(
     "--watch",
-    type=click.FloatRange(0.1, 3600),
+    type=Between(0.1, 3600),
     is_flag=False,
     flag_value=2.0,
     metavar="SECONDS",
@@ -83,9 +97,29 @@ _watch_option = click.option(
 yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
 
 
+class _Span(click.ParamType[float]):
+    """A time such as 30m."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Seconds."""
+        from kvctl.settings.units import duration  # noqa: PLC0415 - only commands with a time need it
+
+        try:
+            return duration(value)
+        except ValueError as error:
+            self.fail(f"{value!r} {error}: write 90s, 30m or 2h", param, ctx)
+
+
+def for_option(what: str, default: str = "30m") -> Callable[[F], F]:
+    """``--for TIME``; the command gets it as ``ttl``, in seconds."""
+    return click.option("--for", "ttl", type=_Span(), default=default, show_default=True, help=what)
+
+
 def talks_to_daemon(command: F) -> F:
     """The options of a verb that calls the daemon: --socket and --timeout."""
-    return _socket_option(_timeout_option(command))
+    return socket_option(_timeout_option(command))
 
 
 def looks_at_daemon(command: F) -> F:
@@ -200,6 +234,11 @@ def count(value: float | None) -> str:
 def percent(value: float | None) -> str:
     """A share of one."""
     return "?" if value is None else f"{value * 100:.4g}%"
+
+
+def brief(seconds: float) -> str:
+    """A time that may be shorter than a second, as waits and answers are."""
+    return f"{seconds:.2f} s" if 0.0 < seconds < 1.0 else f"{seconds:.1f} s" if seconds < 10.0 else span(seconds)
 
 
 def span(seconds: float) -> str:

@@ -10,13 +10,15 @@ from pathlib import Path
 
 import click
 
+from kvctl.cli.common import Between
+
 SHORTEST_S, LONGEST_S = 5.0, 600.0
 
 
 @click.command()
 @click.option(
     "--seconds",
-    type=click.FloatRange(SHORTEST_S, LONGEST_S),
+    type=Between(SHORTEST_S, LONGEST_S),
     default=30.0,
     show_default=True,
     help="Length of the run, 20 or more to compare; starting the parts takes a few seconds more.",

@@ -1,25 +1,17 @@
-"""This machine as ``kvctl doctor`` sees it: cards, folders, descriptors, clock, and the daemon if it runs."""
+"""This machine as ``kvctl doctor`` sees it: cards, folders, descriptors, clock."""
 
 import ctypes
 import os
-import shlex
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any
 
-from kvctl.admin.client import AdminClient, ClientError, UnreachableError
 from kvctl.cli.card_remedies import CARD_REMEDIES
-from kvctl.cli.common import SOCKET_VARIABLE
 from kvctl.cli.doctor_findings import Finding, failed, passed, warned
-from kvctl.core.outcomes import SERVING
 from kvctl.core.telemetry import GpuSample
 from kvctl.gpu.base import GpuReading
 from kvctl.gpu.sources import make_source
-from kvctl.part_configs import engine_settings
 from kvctl.settings.model import Settings
 from kvctl.settings.surroundings import warnings
-from kvctl.settings.usual import socket_of
 
 _OTHER_PLACE = "run as the service's user, or set another place"
 _PARTS: Mapping[str, tuple[str, str]] = {  # what is good of it, and the remedy
@@ -90,56 +82,3 @@ def clock() -> Finding:
     if state < 0:
         return passed("clock", f"set; synchronisation unknown ({os.strerror(ctypes.get_errno())})")
     return passed("clock", "synchronised")
-
-
-def daemon(settings: Settings, timeout: float) -> Finding:
-    """The daemon's state, if it runs with these settings' socket."""
-    try:
-        status = AdminClient(settings.admin_socket, timeout).get("/v1/status")
-    except UnreachableError as error:
-        return warned(
-            "daemon", f"does not run, or elsewhere ({error})", "systemctl start kvctl, or kvctl serve"
-        )
-    except ClientError as error:
-        return warned("daemon", str(error), "see systemctl status kvctl; its socket's group may use it")
-    return _running(status, settings)
-
-
-def whose_settings(env: Mapping[str, str], timeout: float) -> list[Finding]:
-    """Where these settings are bad and a daemon runs all the same: with which ones it does."""
-    socket = Path(env[SOCKET_VARIABLE]) if env.get(SOCKET_VARIABLE) else socket_of(env)
-    try:
-        given = AdminClient(socket, timeout).get("/v1/config")["settings"]["engine_url"]["value"]
-    except (ClientError, KeyError, TypeError):
-        return []
-    if not isinstance(given, str):
-        return [warned("daemon", "one runs with settings of its own", "kvctl show-config --live")]
-    remedy = (
-        f"KVCTL_ENGINE_URL={shlex.quote(given)} kvctl doctor; all of its settings: kvctl show-config --live"
-    )
-    return [warned("daemon", f"one runs all the same, in front of {given}", remedy)]
-
-
-def _running(status: Mapping[str, Any], settings: Settings) -> Finding:
-    sentence = str(status.get("sentence", ""))
-    gates, named = status.get("engines", {}), engine_settings(settings)
-    if missing := [name for name in named if name not in gates]:
-        return warned(
-            "daemon",
-            f"gates {', '.join(gates)}, not {', '.join(missing)}",
-            "restart it: settings are read at its start",
-        )
-    serving = {str(each) for each in SERVING}
-    down = [name for name in named if gates[name].get("state") not in serving]
-    if down:
-        found = failed if len(down) == len(named) else warned
-        return found("daemon", sentence, "see what it says of its engine: kvctl status")
-    if status.get("mode") != "active":
-        return warned("daemon", sentence, "kvctl undrain")
-    counting = status.get("counting", {})
-    if wrong := [f"{name}: {each['doubted']}" for name, each in counting.items() if each["doubted"]]:
-        text = f"does not use its tokenizer: {'; '.join(wrong)}"
-        return warned("daemon", text, "set tokenizer to the folder of the model that the engine serves")
-    known = [each["known_ratio"] for each in counting.values() if each["known_ratio"] is not None]
-    share = f"; {min(known):.0%} of the text of prompts was counted before" if known else ""
-    return passed("daemon", f"{sentence}{share}")

@@ -5,7 +5,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from kvctl.cli import doctor_engine, doctor_machine
+from kvctl.admin.client import AdminClient
+from kvctl.cli import doctor_daemon, doctor_engine, doctor_machine
+from kvctl.cli.common import CommandError, daemon, usual_socket
 from kvctl.cli.doctor_findings import Finding, failed, passed
 from kvctl.cli.serve import raise_file_limit
 from kvctl.control.certificates import CertificateError
@@ -21,21 +23,45 @@ from kvctl.settings.model import Settings
 from kvctl.settings.usual import MANUAL
 
 
-def examine(config: Path | None, env: Mapping[str, str], timeout: float) -> list[Finding]:
-    """All findings. Where the settings are bad there is nothing else to examine. ``timeout`` in seconds."""
+def examine(
+    config: Path | None, socket: Path | None, env: Mapping[str, str], timeout: float
+) -> list[Finding]:
+    """All findings. Where the settings are bad there is nothing else to examine. ``timeout`` in seconds.
+
+    ``socket`` None: as the settings say.
+    """
     try:
         settings = load(config, env)
     except SettingsError as error:
         remedy = f"see {MANUAL}; kvctl check-config judges them alone"
         found = [failed("settings", problem, remedy) for problem in error.problems]
-        return [*found, *doctor_machine.whose_settings(env, timeout)]
+        return [*found, *doctor_daemon.whose_settings(socket, config, env, timeout)]
+    return _all_of(settings, socket or settings.admin_socket, timeout, _valid(settings))
+
+
+def examine_live(socket: Path | None, env: Mapping[str, str], timeout: float) -> list[Finding]:
+    """All findings by the settings that the daemon runs with. Ends the command where it does not answer."""
+    with daemon(socket, timeout) as client:
+        document = client.get("/v1/config")
+    try:
+        settings, told = doctor_daemon.settings_of(document, env)
+    except SettingsError as error:
+        raise CommandError(f"{error}\nthe daemon is of another version than this command") from None
+    return _all_of(settings, socket or usual_socket(), timeout, told)
+
+
+def _valid(settings: Settings) -> Finding:
+    named = ", ".join(one.engine_url for one in engine_settings(settings).values())
+    return passed("settings", f"valid, for {named}")
+
+
+def _all_of(settings: Settings, socket: Path, timeout: float, told: Finding) -> list[Finding]:
     raise_file_limit()
-    return asyncio.run(_examine(settings, timeout))
+    return [told, *asyncio.run(_examine(settings, socket, timeout))]
 
 
-async def _examine(settings: Settings, timeout_s: float) -> list[Finding]:
+async def _examine(settings: Settings, socket: Path, timeout_s: float) -> list[Finding]:
     each = engine_settings(settings)
-    named = ", ".join(one.engine_url for one in each.values())
     engines: list[Finding] = []
     cards: dict[tuple[str, ...], list[Finding]] = {}
     for name, one in each.items():
@@ -43,12 +69,11 @@ async def _examine(settings: Settings, timeout_s: float) -> list[Finding]:
         engines += found if len(each) == 1 else [replace(f, check=f"{name}: {f.check}") for f in found]
         cards.setdefault(one.gpus, card_findings)
     return [
-        passed("settings", f"valid, for {named}"),
         *engines,
         *(finding for findings in cards.values() for finding in findings),
         *doctor_machine.surroundings(settings),
         doctor_machine.clock(),
-        await asyncio.to_thread(doctor_machine.daemon, settings, timeout_s),
+        *await asyncio.to_thread(doctor_daemon.running, AdminClient(socket, timeout_s), settings),
     ]
 
 

@@ -7,7 +7,7 @@ from urllib.parse import quote, urlencode
 
 import click
 
-from kvctl.cli.common import answer, count, daemon, output_option, percent, span, talks_to_daemon
+from kvctl.cli.common import answer, brief, count, daemon, output_option, percent, talks_to_daemon
 
 Document = Mapping[str, Any]
 
@@ -85,10 +85,12 @@ def story(it: Document) -> Iterator[str]:
     yield from _verdict(it)
     if it["retry_after_s"] is not None:
         yield f"told    to come back after {it['retry_after_s']:g} s"
-    if it["ended"] is not None:
-        ended = it["ended"]
+    ended = it["ended"]
+    if it["decision"] == "queue":
+        yield "waits   still" if ended is None else f"left    the queue after {brief(ended['seconds'])}"
+    elif ended is not None:
         yield (
-            f"ended   {ended['end']} after {span(ended['seconds'])}: {count(ended['output_tokens'])} output "
+            f"ended   {ended['end']} after {brief(ended['seconds'])}: {count(ended['output_tokens'])} output "
             f"tokens, {count(ended['held_tokens'])} KV tokens held of {count(it['claim_tokens'])} claimed"
         )
     elif it["decision"] == "admit":
@@ -102,7 +104,9 @@ def outlook(seen: Document) -> Iterator[str]:
         yield f"asked   {_asked(it)}"
         yield from _verdict(it)
         if it["retry_after_s"] is not None:
-            yield f"when    in about {span(it['retry_after_s'])}, at the pace of the last seconds"
+            yield f"when    in about {brief(it['retry_after_s'])}, at the pace of the last seconds"
+        elif it["decision"] == "reject_later":
+            yield "when    nobody can say yet: too few answers have ended in the last seconds"
 
 
 def _asked(it: Document) -> str:
@@ -132,9 +136,9 @@ def _verdict(it: Document) -> Iterator[str]:
         yield f"        ({_budget(it)}; {count(it['leases'])} in flight)"
         yield from _room(it)
     if it["starts_in_s"] is not None:
-        yield f"waits   its start is foreseen {span(it['starts_in_s'])} after it came"
+        yield f"waits   its start is foreseen {brief(it['starts_in_s'])} after it came"
     if it["waited_s"] > 0:
-        yield f"waited  {span(it['waited_s'])} in the queue"
+        yield f"waited  {brief(it['waited_s'])} in the queue"
     yield from _needed(it["remedies"])
 
 

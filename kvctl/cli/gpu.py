@@ -10,6 +10,7 @@ from kvctl.cli.card_remedies import no_reading
 from kvctl.cli.common import (
     answer,
     daemon,
+    for_option,
     look,
     looks_at_daemon,
     output_option,
@@ -17,7 +18,6 @@ from kvctl.cli.common import (
     table,
     talks_to_daemon,
 )
-from kvctl.cli.spans import Span
 
 Document = Mapping[str, Any]
 
@@ -35,9 +35,7 @@ def list_cards(**asked: Any) -> None:
 
 
 @gpu.command()
-@click.option(
-    "--for", "ttl", type=Span(), default="5m", show_default=True, help="How long at most; 1h is the most."
-)
+@for_option("How long at most; 1h is the most.", default="5m")
 @click.option("--reason", default="", help="Why; it is kept in the audit log.")
 @output_option
 @talks_to_daemon

@@ -14,6 +14,7 @@ from kvctl.cli.common import (
     confirm,
     count,
     daemon,
+    for_option,
     output_option,
     paint,
     percent,
@@ -21,7 +22,6 @@ from kvctl.cli.common import (
     talks_to_daemon,
     yes_option,
 )
-from kvctl.cli.spans import for_option
 from kvctl.cli.terminal import harmless, shown
 
 ALL_ENGINES = "*"  # of drains: whatever engines there are

@@ -6,8 +6,7 @@ from typing import Any
 
 import click
 
-from kvctl.cli.common import answer, daemon, output_option, span, talks_to_daemon
-from kvctl.cli.spans import for_option
+from kvctl.cli.common import answer, daemon, for_option, output_option, span, talks_to_daemon
 
 
 @click.command()

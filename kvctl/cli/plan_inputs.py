@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-from kvctl.cli.plan_live import read_live
 from kvctl.control.reported import Reported
 from kvctl.plan import Card, Flags, Given, Model, PlanError, card_of, describe, index_bytes, read_config
 from kvctl.plan.flag_text import Asked, changed
@@ -28,7 +27,7 @@ class Inputs:
 
 def inputs_of(given: Mapping[str, Any]) -> Inputs:
     """The inputs that the options name. Raises PlanError."""
-    live = None if given["like"] is None else read_live(given["like"])
+    live = _live(given["like"])
     folder = given["config"] or (live.folder() if live is not None else None)
     if folder is None:
         served = "" if live is None or not live.model else f"the engine serves {live.model}, no folder here: "
@@ -46,6 +45,14 @@ def inputs_of(given: Mapping[str, Any]) -> Inputs:
             flags, explicit=frozenset(key for key, value in given.items() if value is not None)
         )
     return Inputs(model, flags, _memory(given, folder), spec, live)
+
+
+def _live(url: str | None) -> Reported | None:
+    if url is None:
+        return None
+    from kvctl.cli.plan_live import read_live  # noqa: PLC0415 - HTTP only where asked for
+
+    return read_live(url)
 
 
 def _name(folder: Path, live: Reported | None) -> str:
@@ -98,7 +105,7 @@ def _memory(given: Mapping[str, Any], folder: Path) -> Given:
 
 def _card(given: Mapping[str, Any]) -> Card | None:
     if given["measure"]:
-        from kvctl.cli.plan_measure import measured_card  # noqa: PLC0415 - the driver only where asked for
+        from kvctl.cli.plan_live import measured_card  # noqa: PLC0415 - the driver only where asked for
 
         return measured_card()
     if given["gpu"] is None:

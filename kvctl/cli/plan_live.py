@@ -1,11 +1,15 @@
-"""A running vLLM as the model of a plan, for ``kvctl plan --like``."""
+"""What ``kvctl plan`` can ask instead of being told: a running vLLM (--like), this machine (--measure)."""
 
+import asyncio
 import urllib.error
 import urllib.request
 from urllib.parse import urlsplit
 
+from kvctl.control.planning import smallest_card
 from kvctl.control.reported import Reported, reported
-from kvctl.plan import PlanError
+from kvctl.gpu.base import GpuReading
+from kvctl.gpu.sources import make_source
+from kvctl.plan import Card, PlanError
 
 _TIMEOUT_S = 5.0
 _MAX_BYTES = 16 << 20
@@ -37,3 +41,25 @@ def _get(url: str) -> str | None:
         return None
     except (OSError, ValueError) as error:
         raise PlanError(f"--like: no answer from {url}: {error}") from None
+
+
+def measured_card() -> Card:
+    """The smallest card's total memory as the driver says it. Raises PlanError where there is none."""
+    reading = asyncio.run(_read())
+    card = smallest_card(reading.samples)
+    if card is None:
+        why = reading.detail or (str(reading.fault) if reading.fault else "no card answered")
+        raise PlanError(
+            f"--measure: no GPU can be read on this machine ({why}); give --gpu NAME or --gpu GiB"
+        )
+    return card
+
+
+async def _read() -> GpuReading:
+    source = make_source(["all"], timeout_s=_TIMEOUT_S)
+    if source is None:
+        return GpuReading()
+    try:
+        return await source.read()
+    finally:
+        await source.close()

@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from kvctl.cli.common import (
+    brief,
     count,
     look,
     looks_at_daemon,
@@ -57,6 +58,6 @@ def _waiting(queue: Mapping[str, Any]) -> Mapping[str, str]:
     return {
         **{word: count(queue["waiting"].get(word.lower(), 0)) for word in _COLUMNS[:3]},
         "TOKENS": count(queue["tokens"]),
-        "OLDEST": span(queue["oldest_s"]),
-        "STARTS IN": "-" if starts is None else span(max(starts, 0.0)),
+        "OLDEST": brief(queue["oldest_s"]),
+        "STARTS IN": "-" if starts is None else brief(max(starts, 0.0)),
     }

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from kvctl.cli.common import FAILED, CommandError, emit, output_option
+from kvctl.cli.common import FAILED, Between, CommandError, emit, output_option
 
 USUAL_POLICIES = ("none", "static", "kv-gauge", "forecast", "clairvoyant")
 
@@ -41,7 +41,7 @@ USUAL_POLICIES = ("none", "static", "kv-gauge", "forecast", "clairvoyant")
 )
 @click.option("--capacity-tokens", type=click.IntRange(32), help="KV pool. [the profile's]")
 @click.option("--context", type=click.IntRange(16), help="Context length. [32768, at most the pool]")
-@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Mean arrivals a second. [as recorded]")
+@click.option("--rate", type=Between(0, min_open=True), help="Mean arrivals a second. [as recorded]")
 @click.option(
     "--cap",
     metavar="exact|none|N",
@@ -77,8 +77,8 @@ USUAL_POLICIES = ("none", "static", "kv-gauge", "forecast", "clairvoyant")
 )
 @click.option("--start", type=click.IntRange(0), default=0, show_default=True, help="First request.")
 @click.option("--requests", type=click.IntRange(2), help="How many. [1500; of a log: all]")
-@click.option("--ttft", type=click.FloatRange(0, min_open=True), default=2.0, show_default=True, metavar="S")
-@click.option("--itl", type=click.FloatRange(0, min_open=True), default=0.1, show_default=True, metavar="S")
+@click.option("--ttft", type=Between(0, min_open=True), default=2.0, show_default=True, metavar="S")
+@click.option("--itl", type=Between(0, min_open=True), default=0.1, show_default=True, metavar="S")
 @click.option("--retries", type=click.IntRange(0, 10), default=2, show_default=True, help="Of each caller.")
 @click.option(
     "--fault",
@@ -110,11 +110,19 @@ def replay(**asked: object) -> None:
         found = compare(Asked(**asked))  # type: ignore[arg-type]
     except (ValueError, OSError) as error:
         raise CommandError(str(error), FAILED) from None
-    if isinstance(html, Path):
-        from kvctl.cli.replay_html import page  # noqa: PLC0415
-
-        html.write_text(page(found), encoding="utf-8")
     if output == "json":
         emit(found.document())
     else:
         show_table(found)
+    if isinstance(html, Path):
+        from kvctl.cli.replay_html import page  # noqa: PLC0415
+
+        _write(page(found), html)
+
+
+def _write(page: str, path: Path) -> None:
+    """The figures are out by now: a place that takes no file costs nothing but the picture."""
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise CommandError(f"--html {path}: {error.strerror or error}", FAILED) from None

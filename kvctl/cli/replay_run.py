@@ -2,23 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from kvctl.cli.replay import USUAL_POLICIES
-from kvctl.cli.replay_asked import Asked, Staged, fault_of
-from kvctl.cli.replay_log import staged_log
+from kvctl.cli.replay_asked import Asked, staged
 from kvctl.settings.units import ratio
 from kvctl.sim.replay import Run, Scene
 from kvctl.sim.replay_policies import WITH_MARGIN, Spec, find_best, parse_policy, run_policy
 from kvctl.sim.replay_score import Target, document, recorded_document
-from kvctl.sim.replay_setup import engine_config, make_scene, read_profile
-from kvctl.sim.trace import read_trace
 
 SEARCH_RUNS = 20  # about what finding the best limit takes
-USUAL_PROFILE, USUAL_CAP, USUAL_MARGIN, USUAL_REQUESTS = "8b-24g", "4096", "5%", 1500
 RECORDED = "recorded"
 
 
@@ -40,13 +34,9 @@ class Comparison:
 
 def compare(asked: Asked) -> Comparison:
     """Run all. Raises ValueError or OSError with a text for the user."""
-    if bool(asked.logs) == (asked.trace is not None):
-        raise ValueError("give a trace or --log, one of them")
-    staged = staged_log(asked) if asked.logs else Staged(_scene(asked), USUAL_POLICIES, USUAL_MARGIN)
-    specs = named_specs(
-        asked.policies or staged.policies, asked.margins or staged.margin, asked.prefix_sharing
-    )
-    scene = replace(staged.scene, ttft_s=asked.ttft, itl_s=asked.itl)
+    stage = staged(asked)
+    specs = named_specs(asked.policies or stage.policies, asked.margins or stage.margin, asked.prefix_sharing)
+    scene = replace(stage.scene, ttft_s=asked.ttft, itl_s=asked.itl)
     target = Target(ttft_s=asked.ttft, itl_s=asked.itl)
     runs: dict[str, Run] = {}
     with _bar() as bar:
@@ -64,7 +54,7 @@ def compare(asked: Asked) -> Comparison:
                 lambda done, task=task: bar.update(task, completed=done),  # type: ignore[misc]
             )
             bar.update(task, completed=len(scene.rows))
-    return Comparison(scene, target, runs, staged.recorded, staged.remarks)
+    return Comparison(scene, target, runs, stage.recorded, stage.remarks)
 
 
 def named_specs(policies: Sequence[str], margins: str, sharing: str = "auto") -> dict[str, Spec]:
@@ -99,28 +89,6 @@ def _margin(text: str) -> float:
     if not 0.0 <= value < 1.0:
         raise ValueError(f"margin {text.strip()!r} leaves nothing to admit")
     return value
-
-
-def _scene(asked: Asked) -> Scene:
-    if asked.engine is not None:
-        raise ValueError("--engine goes with --log")
-    return make_scene(
-        read_trace(asked.trace or Path()),
-        engine_config(
-            read_profile(asked.profile or USUAL_PROFILE),
-            asked.capacity_tokens,
-            asked.context,
-            prefix_caching=asked.shared_prefix > 0 if asked.prefix_caching is None else asked.prefix_caching,
-        ),
-        cap=asked.cap or USUAL_CAP,
-        rate=asked.rate,
-        start=asked.start,
-        requests=asked.requests or USUAL_REQUESTS,
-        retries=asked.retries,
-        seed=asked.seed,
-        faults=[fault_of(text) for text in asked.faults],
-        shared_prefix=asked.shared_prefix,
-    )
 
 
 def _bar() -> Progress:

@@ -21,6 +21,8 @@ from kvctl.core.outcomes import SERVING, EngineState
 
 Document = Mapping[str, Any]
 WIDTH = 80
+DRAINING = "draining"  # the mode where every engine is
+_DRAINED = f", {DRAINING}"
 _NAME = 24  # of a card
 _GUESSED = {"operator": " (set)", "plan": " (planned)", "fallback": " (assumed)"}
 
@@ -37,7 +39,7 @@ def page(document: Document) -> list[str]:
     engines, gpus = document["engines"], document["gpus"]
     blocks = [
         _sentence(document) + wrapped([paint(each, fg="red") for each in drain_lines(document["overrides"])]),
-        *(list(_engine(name, gate)) for name, gate in engines.items()),
+        *(list(_engine(name, gate, document["mode"])) for name, gate in engines.items()),
         table(list(_ranks(engines))).splitlines(),
         table([_gpu(card) for card in gpus]).splitlines(),
         _cards(document),
@@ -59,9 +61,11 @@ def wrapped(lines: list[str]) -> list[str]:
 
 
 def _sentence(document: Document) -> list[str]:
-    mode = "" if document["mode"] == "active" else f"{document['mode']}: "
-    colour = _colour(document)
-    return [paint(line, fg=colour) for line in wrapped([mode + document["sentence"]])]
+    mode, sentence = document["mode"], document["sentence"]
+    if mode == DRAINING:  # the first word says it for all engines
+        sentence = sentence.replace(_DRAINED, "")
+    said = sentence if mode == "active" else f"{mode}: {sentence}"
+    return [paint(line, fg=_colour(document)) for line in wrapped([said])]
 
 
 def _colour(document: Document) -> str:
@@ -71,10 +75,10 @@ def _colour(document: Document) -> str:
     return "green" if states <= {EngineState.UP.value} else "yellow"
 
 
-def _engine(name: str, gate: Document) -> Iterator[str]:
+def _engine(name: str, gate: Document, mode: str) -> Iterator[str]:
     guess = _GUESSED.get(gate["capacity_source"], "")
     pressure = min((each for each in gate["pressure"].values() if each is not None), default=1.0)
-    drained = ", draining" if gate["draining"] else ""
+    drained = _DRAINED if gate["draining"] and mode != DRAINING else ""
     yield f"{paint(name, bold=True)}  {gate['state']}, policy {gate['policy']}{drained}"
     yield _pair("capacity", count(gate["capacity_tokens"]) + guess, "margin", percent(gate["margin_ratio"]))
     yield _pair("budget", count(gate["budget_tokens"]), "pressure", f"{pressure:.2f}")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvctl.cli.common import count, daemon, percent, span, talks_to_daemon
+from kvctl.cli.common import Between, count, daemon, percent, span, talks_to_daemon
 from kvctl.cli.knobs import drain_lines
 from kvctl.cli.terminal import shown
 
@@ -28,7 +28,7 @@ _OTHER_COLUMNS = 52  # characters beside a refusal's id
 
 
 @click.command()
-@click.option("--interval", type=click.FloatRange(0.2, 60), default=1.0, show_default=True, help="Seconds.")
+@click.option("--interval", type=Between(0.2, 60), default=1.0, show_default=True, help="Seconds.")
 @click.option("--frames", type=click.IntRange(1), help="Stop after so many. [until Ctrl-C]")
 @talks_to_daemon
 def top(*, interval: float, frames: int | None, socket: Path | None, timeout: float) -> None:

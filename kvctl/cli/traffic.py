@@ -9,12 +9,30 @@ from urllib.parse import quote
 import click
 
 from kvctl.admin.client import AdminClient, TimedOutError
-from kvctl.cli.common import answer, confirm, daemon, output_option, span, talks_to_daemon, yes_option
-from kvctl.cli.spans import for_option, reason_option
+from kvctl.cli.common import (
+    answer,
+    confirm,
+    daemon,
+    for_option,
+    output_option,
+    span,
+    talks_to_daemon,
+    yes_option,
+)
 
 _PEEK_S = 0.5
 _LOST = "kvctl: in force, but the daemon could not write it down: a restart would undo it"
 
+# what follows, by the mode that the daemon is in then
+_BYPASSED = {
+    "bypass": "everything is let in, and counted; kvctl resume ends it",
+    "draining": "the bypass holds, and so does the drain: nothing is let in until kvctl undrain",
+}
+_RESUMED = {
+    "active": "its limits are enforced again",
+    "bypass": "the bypass is over, and nothing is enforced all the same: the settings say enforce = 0",
+    "draining": "the bypass is over; nothing is let in until kvctl undrain",
+}
 
 _engine_option = click.option("--engine", metavar="NAME", help="Only this one of several engines.")
 
@@ -71,7 +89,7 @@ def undrain(engine: str | None, output: str, socket: Path | None, timeout: float
 
 @click.command()
 @for_option("How long; then kvctl enforces again.")
-@reason_option
+@click.option("--reason", required=True, help="Why; it is kept in the audit log.")
 @yes_option
 @output_option
 @talks_to_daemon
@@ -85,8 +103,7 @@ def bypass(*, ttl: float, reason: str, yes: bool, output: str, socket: Path | No
     confirm(f"For {span(ttl)} nothing protects the engine from overload. Go on?", yes=yes)
     with daemon(socket, timeout) as client:
         document = client.post("/v1/bypass", {"ttl_s": ttl, "reason": reason})
-    in_force = "everything is let in, and counted; kvctl resume ends it"
-    _told(document, output, in_force if document["mode"] == "bypass" else "")
+    _told(document, output, _BYPASSED.get(document["mode"], ""))
 
 
 @click.command()
@@ -96,7 +113,7 @@ def resume(output: str, socket: Path | None, timeout: float) -> None:
     """End a bypass: kvctl enforces its limits again."""
     with daemon(socket, timeout) as client:
         document = client.post("/v1/resume")
-    _told(document, output, "its limits are enforced again" if document["mode"] == "active" else "")
+    _told(document, output, _RESUMED.get(document["mode"], ""))
 
 
 def _until_idle(client: AdminClient, timeout: float, engine: str | None) -> None:

@@ -1,1 +1,1 @@
-"""The scraper, the tick loop, and the composition of the core with the outside."""
+"""Between the core and the outside: scraper, card poller, tick loop, gatekeeper, decision log."""

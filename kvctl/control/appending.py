@@ -1,4 +1,4 @@
-"""Lines appended to a file that stays a file of lines: whole ones, whatever the disk takes or a crash tore.
+"""Append lines to a file so that every line in it stays whole, even if the disk fills or kvctl crashes.
 
 Everything here blocks; callers run it in a thread.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def append(path: Path, data: bytes, *, max_bytes: int, kept: int, sync: bool = False) -> None:
-    """Append ``data``, lines with their ends; ``sync``: it is on the disk when this returns.
+    """Append ``data``, whole lines with their ends; ``sync``: they are on the disk when this returns.
 
     Before the file grows beyond ``max_bytes`` it becomes ``path.1``, and so on up to ``kept`` of them.
     Raises OSError, with nothing appended.
@@ -27,7 +27,7 @@ def append(path: Path, data: bytes, *, max_bytes: int, kept: int, sync: bool = F
                 os.fsync(handle)
         except OSError:
             with contextlib.suppress(OSError):
-                os.ftruncate(handle, size)  # a full disk takes the half of a line, too
+                os.ftruncate(handle, size)  # a full disk may have taken half a line
             raise
     finally:
         os.close(handle)

@@ -1,7 +1,7 @@
-"""Polls a source of GPU readings, listens for what the driver tells in between, and hands both to the gate.
+"""Polls a source of GPU readings, listens to the driver's messages in between, and hands both to the gate.
 
-A reading that fails is a state with one line at its beginning and one at its end (law 8). An error that ends
-the work on a card is handed on at once, before the next reading.
+Failing readings are a state, with one log line at its beginning and one at its end (law 8). An error that
+ends all work on a card is handed on at once, before the next reading.
 """
 
 import asyncio
@@ -28,14 +28,15 @@ _AFTER_FATAL = ": engines known to be on it get no requests until they restart"
 
 
 def _nothing(_: object) -> None:
-    """Nobody wants to know."""
+    """The default of both callbacks: nobody is told."""
 
 
 class CardPoller:
     """Reads ``source`` every ``interval_s`` and gives ``emit`` the events that follow.
 
     ``latest`` is the last reading, for metrics and status, and ``read_at`` the loop time of the last one that
-    brought samples. ``happened`` is told of each message of the driver, ``failing`` of faults that begin.
+    brought samples. ``happened`` is called with each message of the driver, ``failing`` with each fault that
+    begins.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class CardPoller:
         self._task = asyncio.get_running_loop().create_task(self._run(), name="kvctl-cards")
 
     async def close(self) -> None:
-        """Stop polling and let go of the source."""
+        """Stop polling and close the source."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -73,25 +74,25 @@ class CardPoller:
     # --- what on-call may ask -----------------------------------------------------------------------
 
     async def release(self, seconds: float) -> None:
-        """Let go of the driver for ``seconds``; when this returns, no handle is held."""
+        """Release the driver for ``seconds``; when this returns, no handle is held."""
         self._released_until = asyncio.get_running_loop().time() + seconds
         await self._source.close()
         self._take(GpuReading(fault=SourceFault.RELEASED, detail=f"for up to {seconds:g} s"))
 
     def acquire(self) -> None:
-        """Take hold of the driver again, at the next poll."""
+        """Open the driver again, at the next poll."""
         self._released_until = None
 
     @property
     def released_s(self) -> float | None:
-        """For how long it still lets go of the driver; None: it does not."""
+        """Seconds for which the driver is still released; None: it is not."""
         if self._released_until is None:
             return None
         return max(self._released_until - asyncio.get_running_loop().time(), 0.0)
 
     @property
     def remark(self) -> str:
-        """What the cards have to do with slow answers; empty: nothing."""
+        """How the cards explain slow answers; empty: they do not."""
         return self._slow.remark
 
     # --- polling ------------------------------------------------------------------------------------
@@ -109,7 +110,7 @@ class CardPoller:
 
     def _take(self, reading: GpuReading) -> None:
         if self.released_s and reading.fault is not SourceFault.RELEASED:
-            return  # it was under way when on-call asked
+            return  # on-call released the driver while this reading was under way
         self.latest = reading
         self._tell(reading)
         if reading.fault is not None:
@@ -125,7 +126,7 @@ class CardPoller:
         self._happened(event)
         after = _AFTER_FATAL if event.fatal and event.uuids else ""
         cards = ",".join(event.uuids)
-        # a word for each kind: a storm of corrected errors must not use up the lines of the others
+        # an event word for each kind: a storm of corrected errors must not use up the log lines of the others
         logs.event(log, _LEVELS[event.kind], f"gpu_{event.kind}", f"{event.sentence}{after}", gpu=cards)
         if event.fatal and event.uuids:
             self._emit(CardsFailed(event.uuids))

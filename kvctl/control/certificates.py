@@ -1,9 +1,9 @@
-"""TLS on both sides: whom kvctl believes to be the engine, and what it shows to callers.
+"""TLS on both sides: which certificates kvctl trusts of an engine, and which it presents to callers.
 
-Files are read at the start and again on a reload, into contexts of their own: one that cannot be used
-changes nothing. Connections that exist stay as they are; the next one goes by what was read last. An engine's
-certificate is verified unless the operator says otherwise. A key that asks for a pass phrase is refused:
-nobody is there to type it.
+Files are read at the start and again on a reload, into new contexts: a file that cannot be used changes
+nothing. Connections that exist stay as they are; the next one uses what was read last. An engine's
+certificate is verified unless the operator says otherwise. A key that needs a pass phrase is refused: nobody
+is there to type it.
 """
 
 import logging
@@ -24,7 +24,7 @@ _ALPN = ["http/1.1"]
 
 
 class CertificateError(ValueError):
-    """Files of certificates that cannot be used; the text names them."""
+    """Certificate files that cannot be used; the text names them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,10 +33,10 @@ class TrustFiles:
 
     Attributes:
         ca: Authorities that may have signed the engine's certificate; None: those of the system.
-        certificate: Chain that kvctl shows the engine, where it asks for one; None: it shows none.
+        certificate: Chain that kvctl presents to an engine that asks for one; None: none.
         key: The key of that chain; None: it is in the same file.
         server_name: The name that the engine's certificate must bear; None: the one in its address.
-        verify: Whether the engine must prove its name at all.
+        verify: Whether the engine's certificate is verified at all.
     """
 
     ca: Path | None = None
@@ -101,7 +101,7 @@ class IdentityFiles:
 
 
 class Identity:
-    """What listeners show. ``front`` is theirs for good; each handshake goes on by what was read last."""
+    """What listeners present. They keep ``front``; each handshake continues with what was read last."""
 
     __slots__ = ("_current", "files", "front")
 
@@ -112,7 +112,7 @@ class Identity:
         self.front.sni_callback = self._choose
 
     def show(self, fresh: ssl.SSLContext) -> None:
-        """New connections are shown this from now on."""
+        """Present ``fresh`` to new connections from now on."""
         self._current = fresh
 
     def _choose(
@@ -123,10 +123,10 @@ class Identity:
 
 
 class Certificates:
-    """All of the daemon's TLS, read again at a reload: all of it, or nothing where one file is bad.
+    """All of the daemon's TLS. A reload reads all of it again, or changes nothing where one file is bad.
 
     ``identity`` None: callers speak plain HTTP. ``trusts`` has the engines at https addresses, by name.
-    ``ends`` has when the files in force end, by file and engine (none: the data port's), in Unix time.
+    ``ends``: when the certificates in force expire, by file and engine (none: the data port's), in Unix time.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class Certificates:
         return put_in_force
 
     def along_with(self, read: Callable[[], Settings]) -> Callable[[], Settings]:
-        """``read``, and these files with it: what is wrong with either leaves both as they were."""
+        """``read``, preceded by a reading of these files: a fault in either leaves both as they were."""
 
         def read_all() -> Settings:
             fresh = read()
@@ -184,7 +184,7 @@ class Certificates:
         return None if self.identity is None else self.identity.front
 
     def adopt(self) -> None:
-        """New connections go by what was read last."""
+        """Let new connections use what was read last."""
         for put_in_force in self._fresh:
             put_in_force()
         if self._fresh:

@@ -94,7 +94,7 @@ _END_KEYS = ("end", "seconds", "first_token_s", "output_tokens", "engine_prompt_
 
 
 def story(told: Story, wall_offset: float) -> Document:
-    """A decision with its end (null while it runs) and what would have had to be different."""
+    """A decision with its end (null while it runs), and what would have had to be different."""
     made = decision(told.decision, told.decision.at + wall_offset)
     over: Mapping[str, Any] | None = None
     if told.end is not None:
@@ -104,7 +104,7 @@ def story(told: Story, wall_offset: float) -> Document:
 
 
 def story_of_lines(line: Mapping[str, Any], ended: Mapping[str, Any] | None) -> Document:
-    """The same by lines of the file. Raises KeyError, TypeError or ValueError where they are not such."""
+    """The same from two lines of the file. Raises KeyError, TypeError or ValueError for any other lines."""
     shown = {"free_tokens": None, "forecast_bounded": False, **line}
     del shown["v"], shown["type"]
     over = None if ended is None else {key: ended[key] for key in _END_KEYS}
@@ -112,7 +112,7 @@ def story_of_lines(line: Mapping[str, Any], ended: Mapping[str, Any] | None) -> 
 
 
 def _record(line: Mapping[str, Any]) -> DecisionRecord:
-    """What a decision's line was made of, as far as its remedies depend on it."""
+    """The record of a decision's line, as far as the remedies depend on it."""
     term, reason = line["pressure_term"], line["reason"]
     return DecisionRecord(
         at=line["at"],
@@ -151,7 +151,7 @@ def _record(line: Mapping[str, Any]) -> DecisionRecord:
 
 
 def encoded(document: Mapping[str, Any] | list[Document]) -> bytes:
-    """A document as JSON in one line, also with a name that UTF-8 has no form for: half a surrogate pair."""
+    """A document as JSON in one line; also with lone surrogates, which UTF-8 cannot encode."""
     try:
         return msgspec.json.encode(document)
     except UnicodeEncodeError:

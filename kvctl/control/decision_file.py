@@ -1,8 +1,8 @@
 """The decision log's file: JSON lines, written off the loop in batches, rotated by size.
 
-Law 6: nothing slow on the loop: a record is put into a bounded buffer and no more; what does not fit while
-the disk is slow is counted and said in the file itself.
-Law 8: a disk that takes nothing is a state with one line when it begins and one when it ends.
+Law 6: nothing slow on the loop: a record only goes into a bounded buffer; records that do not fit while the
+disk is slow are counted, and the file itself tells how many. Law 8: a disk that takes nothing is a state,
+with one log line when it begins and one when it ends.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ EVERY_S = 1.0
 
 
 class DecisionFile:
-    """``put`` is a sink of decision records; ``start`` before, ``close`` after."""
+    """``put`` is a sink of decision records, between ``start`` and ``close``."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class DecisionFile:
         buffered: int = BUFFERED,
         every_s: float = EVERY_S,
     ) -> None:
-        """``wall_offset()`` is what turns monotonic seconds into seconds since the epoch."""
+        """``wall_offset()`` is what to add to monotonic seconds for seconds since the epoch."""
         self.path = path
         self.dropped = 0
         self.written = 0
@@ -50,7 +50,7 @@ class DecisionFile:
         self._closing = asyncio.Event()
 
     def put(self, kept: Kept) -> None:
-        """Have a record written; never waits."""
+        """Queue a record to be written; never waits."""
         if len(self._buffer) >= self._buffered:
             self.dropped += 1
         else:
@@ -63,7 +63,7 @@ class DecisionFile:
     async def close(self) -> None:
         """Write what is there, and stop."""
         self._closing.set()
-        if self._task is not None:  # not cancelled: a batch that a thread writes would be lost sight of
+        if self._task is not None:  # not cancelled: a batch in its thread would be lost track of
             await asyncio.gather(self._task, return_exceptions=True)
         await self._flush()
 

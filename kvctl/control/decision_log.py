@@ -1,7 +1,7 @@
-"""The decision log of one engine: from what goes through its gate to records, ring and file.
+"""The decision log of one engine: makes records from what goes through its gate, for ring and file.
 
-An observer of events with their commands, since a record needs both: what came in and what was said of it. A
-request that waits in the queue is decided by a later event, so what came in is kept until its decision.
+It observes events together with their commands, since a record needs both: what came in and what was decided.
+A request that waits in the queue is decided by a later event, so what came in is kept until then.
 """
 
 import hashlib
@@ -20,9 +20,9 @@ Sink = Callable[[Kept], None]
 
 
 class Admission(msgspec.Struct, frozen=True, gc=False):
-    """Of one that was let in, what its record is made of. Nothing of its prompts but their sizes.
+    """What the record of an admitted request is made of. Nothing of its prompts but their sizes.
 
-    Requests come by the hundred a second, and hardly a record is read: it costs a fraction to keep this.
+    Requests come by the hundred a second and hardly any record is read: keeping this costs a fraction of one.
     """
 
     engine: str
@@ -80,9 +80,9 @@ class Admission(msgspec.Struct, frozen=True, gc=False):
 
 
 class DecisionRecorder:
-    """Give it to ``Gatekeeper.record``; ``sinks`` get each record as it is made, or what it is made of.
+    """Pass it to ``Gatekeeper.record``; ``sinks`` get each record, or what it can be made from.
 
-    ``moment`` tells what the event was weighed against that is shown. ``sinks`` may come and go.
+    ``moment`` returns what the event being shown was weighed against. ``sinks`` may come and go.
     """
 
     def __init__(self, engine: str, moment: Callable[[], Moment], sinks: Iterable[Sink]) -> None:
@@ -93,7 +93,7 @@ class DecisionRecorder:
         self._names: dict[str, str] = {}  # lease id: the id that the caller gave it, while it runs
 
     def __call__(self, event: Event, commands: list[Command], now: float) -> None:
-        """One event and what the gate said to it."""
+        """Take in one event and what the gate said to it."""
         if type(event) is Arrived:
             if len(commands) == 1 and type(verdict := commands[0]) is Admit:  # by far the most
                 self._admitted(event, verdict, now, now)
@@ -110,21 +110,12 @@ class DecisionRecorder:
                 self._left(command, now)
 
     def _queued(self, command: Queued, now: float) -> None:
-        """It waits: a record of its own; the one of its decision follows."""
+        """The request waits: a record of its own; that of its decision follows."""
         event, _ = self._waiting[command.request_id]
-        base = DecisionRecord(
-            at=now,
-            engine=self._engine,
-            asked=asked_of(event),
-            scales=scales_of(self._moment()),
-            decision=Decision.QUEUE,
-            reason=command.reason,
-            starts_in_s=command.starts_in_s,
-        )
-        self._tell(base)
+        self._tell(_waits(self._engine, event, self._moment(), command, now))
 
     def _left(self, command: LeftQueue, now: float) -> None:
-        """Its caller is gone before any decision."""
+        """Its caller left before any decision."""
         event, _ = self._waiting.pop(command.request_id)
         self._tell(
             EndRecord(
@@ -182,7 +173,7 @@ class DecisionRecorder:
 
 
 def asked_of(event: Arrived) -> Asked:
-    """What came in, as it may be kept."""
+    """What came in, in the form in which it may be kept."""
     shape: Shape = event.shape
     return Asked(
         lease_id=event.request_id,
@@ -199,11 +190,13 @@ def asked_of(event: Arrived) -> Asked:
 
 
 def record_of(
-    engine: str, event: Arrived, moment: Moment, command: Admit | Reject, now: float
+    engine: str, event: Arrived, moment: Moment, command: Admit | Reject | Queued, now: float
 ) -> DecisionRecord:
-    """The record of a decision on what came in, weighed against ``moment``, that nothing waited for."""
+    """The record of a decision made at arrival, without waiting, weighed against ``moment``."""
     if isinstance(command, Admit):
         return _admission(engine, event, moment, command, now=now, waited_s=0.0).record()
+    if isinstance(command, Queued):
+        return _waits(engine, event, moment, command, now)
     return _refused(engine, asked_of(event), scales_of(moment), command, now=now, waited_s=0.0)
 
 
@@ -218,6 +211,18 @@ def _admission(
         command.tenant, claim.tokens, claim.outputs, command.shadow,
         command.forecast_tokens, command.bounded, command.alone,
     )  # fmt: skip
+
+
+def _waits(engine: str, event: Arrived, moment: Moment, command: Queued, now: float) -> DecisionRecord:
+    return DecisionRecord(
+        at=now,
+        engine=engine,
+        asked=asked_of(event),
+        scales=scales_of(moment),
+        decision=Decision.QUEUE,
+        reason=command.reason,
+        starts_in_s=command.starts_in_s,
+    )
 
 
 def _refused(
@@ -245,5 +250,5 @@ def _refused(
 
 
 def digest(tenant: str) -> str:
-    """A tenant as logs may show it: the same one has the same digest, and none leads back."""
+    """A tenant as logs may show it: the same tenant has the same digest, which does not lead back to it."""
     return hashlib.blake2b(tenant.encode(), digest_size=6).hexdigest() if tenant else ""

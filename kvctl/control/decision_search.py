@@ -1,4 +1,4 @@
-"""A decision that is no longer in memory, looked up in the decision log's files: from their end, and not far.
+"""Looks up a decision that is no longer in memory in the decision log's files, from their end and not far.
 
 Everything here blocks; callers run it in a thread.
 """
@@ -22,10 +22,10 @@ Document = dict[str, Any]
 def search(path: Path, kept: int, some_id: str, farthest: int = FARTHEST) -> Document | None:
     """The last decision on a request, by its X-Request-Id or lease id, as the API shows it; None: not there.
 
-    ``path`` is the current file; ``path.1`` to ``path.kept`` are older. What cannot be read is passed over.
+    ``path`` is the current file; ``path.1`` to ``path.kept`` are older. What cannot be read is skipped.
     """
     if not (some_id.isascii() and some_id.isprintable()):
-        return None  # no id looks like that, and in a file it would look otherwise
+        return None  # no id looks like that, and the file would have it escaped
     ends: dict[str, Document] = {}
     for line in _lines_with(path, kept, json.dumps(some_id).encode(), farthest):
         entry = _entry(line)
@@ -41,7 +41,7 @@ def search(path: Path, kept: int, some_id: str, farthest: int = FARTHEST) -> Doc
 
 
 def _told(entry: Document, end: Document | None) -> Document | None:
-    """A story by its lines; None: they are not of this format."""
+    """The story that two lines tell; None: they have another format."""
     try:
         return documents.story_of_lines(entry, end if entry["decision"] != Decision.QUEUE else None)
     except (KeyError, TypeError, ValueError):
@@ -74,8 +74,8 @@ def _lines_with(path: Path, kept: int, needle: bytes, farthest: int) -> Iterator
 
 
 def _pieces(file: Any, end: int, least: int) -> Iterator[bytes]:
-    """Whole lines from ``end`` back to ``least``, some at a time, the last ones first."""
-    torn = b""  # the beginning of the piece before, whose line begins further ahead
+    """Batches of whole lines from byte ``end`` back to ``least``, the last ones first."""
+    torn = b""  # the end of a line that begins in the piece before it in the file
     while end > least:
         begin = max(end - _BLOCK, least)
         file.seek(begin)

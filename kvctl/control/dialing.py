@@ -1,4 +1,4 @@
-"""How kvctl itself reaches an engine: TCP or a unix socket, with or without TLS, by aiohttp's client."""
+"""How kvctl's own questions reach an engine: over TCP or a unix socket, with or without TLS, by aiohttp."""
 
 import socket
 from typing import Any
@@ -10,7 +10,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from kvctl.control.certificates import Trust
 
 _LOOPBACK = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
-_IDLE_S = 3.0  # uvicorn drops idle connections after 5 s: be first
+_IDLE_S = 3.0  # uvicorn drops idle connections after 5 s: drop them first
 _UNIX = "unix:"
 _AT_SOCKET = "http://localhost"  # the base of URLs, and the Host header, at a unix socket
 
@@ -45,7 +45,7 @@ def socket_of(url: str) -> str | None:
 
 
 def base_of(url: str) -> str:
-    """What requests to the engine at ``url`` begin with."""
+    """The base URL of requests to the engine at ``url``."""
     return url.rstrip("/") if socket_of(url) is None else _AT_SOCKET
 
 
@@ -58,7 +58,7 @@ def connector_to(url: str, *, limit: int = 0) -> aiohttp.BaseConnector:
 
 
 def trusting(url: str, trust: Trust | None) -> dict[str, Any]:
-    """Arguments of each request: TLS as it is in force now."""
+    """Arguments for each request: TLS as it is in force now."""
     if trust is None or urlsplit(url).scheme != "https":
         return {}
     return {"ssl": trust.context, "server_hostname": trust.server_name}

@@ -1,7 +1,7 @@
 """Which of the watched cards are one engine's, with ``gpus = "auto"``: those that its processes compute on.
 
-Law 3: unknown is not "none". While it cannot be told, every card counts, as with ``gpus = "all"``. Cards once
-found stay the engine's while it restarts, and a card that is lost, or tells no processes, is not let go of.
+Law 3: unknown is not "none". While the cards are not known, every card counts, as with ``gpus = "all"``.
+Cards once found stay the engine's while it restarts; so does a card that is lost or tells no processes.
 """
 
 import asyncio
@@ -21,12 +21,12 @@ AUTO = ("auto",)
 
 
 class EngineCards:
-    """The cards of one engine. ``handle`` gets the events of the cards that are its.
+    """The cards of one engine. ``handle`` gets the events of its own cards.
 
     Args:
         name: The engine's, for the log.
         url: Its base URL.
-        by_process: Whether to look for its processes; False: everything that is read is its.
+        by_process: Whether to look for its processes; False: every card that is read is its own.
         handle: Takes the events.
         clock: Monotonic seconds.
         find: The processes behind a URL, in a thread.
@@ -57,11 +57,11 @@ class EngineCards:
 
     @property
     def uuids(self) -> tuple[str, ...]:
-        """The cards that count as its, as last read."""
+        """The cards that count as the engine's, as last read."""
         return tuple(sample.uuid for sample in self.samples)
 
     def take(self, event: Event, reading: GpuReading) -> None:
-        """An event of the source, and the reading that it is of."""
+        """Take an event of the source, and the reading that it came with."""
         if isinstance(event, GpusRead):
             event = self._of_engine(event, reading) if self._by_process else event
             self.samples = event.samples
@@ -80,7 +80,7 @@ class EngineCards:
         return GpusRead(mine, named=True) if mine else GpusRead(event.samples, named=False)
 
     def _settle(self, reading: GpuReading) -> None:
-        """The cards that its processes are on now, and of those before the ones that do not tell."""
+        """Its cards are those that its processes are on now, and earlier ones that do not tell processes."""
         on = {uuid: {each.pid for each in found} for uuid, found in reading.processes.items()}
         for pids in (self._owners.pids, self._owners.group):
             if seen := {uuid for uuid, there in on.items() if there & pids}:

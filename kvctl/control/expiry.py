@@ -1,7 +1,7 @@
-"""Until when certificates of a PEM file are good (RFC 5280, section 4.1).
+"""When the certificates of a PEM file expire (RFC 5280, section 4.1).
 
-OpenSSL is not asked: Python shows the dates of authorities only, and not of the chain that it was given.
-A certificate that cannot be read here has no date; whether it can be used is for OpenSSL to say.
+OpenSSL is not asked: through Python it shows the dates of authorities, but not of the chain that it was
+given. A certificate that cannot be read here has no date; whether it can be used is OpenSSL's decision.
 """
 
 import re
@@ -14,17 +14,17 @@ _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct",
 
 
 def chain_end(path: Path | None) -> float | None:
-    """When the first certificate of a chain ends, seconds since the epoch: the chain is over with it."""
+    """When the first certificate of a chain expires, and the chain with it, in seconds since the epoch."""
     return min(ends(path), default=None)
 
 
 def authorities_end(path: Path | None) -> float | None:
-    """When the last of several authorities ends: nobody is believed any more."""
+    """When the last of several authorities expires, after which nobody is trusted."""
     return max(ends(path), default=None)
 
 
 def ends(path: Path | None) -> list[float]:
-    """The end of each certificate of the file that has one to be read; none of no file. Blocks."""
+    """Expiry of each certificate in the file that can be read; empty without a file. Blocks."""
     if path is None:
         return []
     try:

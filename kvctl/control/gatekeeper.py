@@ -98,9 +98,10 @@ class LeaseHandle:
             self._keeper.handle(Ended(self.request_id, reason, output_tokens, prompt_tokens))
 
     def give_to(self, make: "Callable[[Gatekeeper, str, Claim, float | None], Handle]") -> "Handle":
-        """Another handle for the lease, which alone ends it from now on."""
+        """Another handle for the lease, which alone ends it from now on; without one, this one still does."""
+        made = make(self._keeper, self.request_id, self.claim, self.waited_s)
         self._done = True
-        return make(self._keeper, self.request_id, self.claim, self.waited_s)
+        return made
 
     def __enter__(self) -> Self:
         return self
@@ -223,13 +224,6 @@ class Gatekeeper:
         self.settle()
         return commands
 
-    def refuse(self, event: Arrived, verdict: Reject) -> None:
-        """A request is refused before the gate saw it: counted and recorded like the gate's own refusals."""
-        self._late.append((event, [verdict], self.clock(), self.gate.moment()))
-        self._tell([verdict])
-        if self.hurry or self._retired or len(self._late) >= _WRITTEN_LATE:
-            self.settle()
-
     def _tell(self, commands: list[Command]) -> None:
         for command in commands:
             kind = type(command)
@@ -243,14 +237,21 @@ class Gatekeeper:
             self._answer(commands)
 
     async def admit(
-        self, request_id: str, shape: Shape, client_id: str = "", body_bytes: int = 0
+        self,
+        request_id: str,
+        shape: Shape,
+        client_id: str = "",
+        body_bytes: int = 0,
+        *,
+        no_place: Reject | None = None,
     ) -> LeaseHandle | Reject:
         """The verdict on a counted request. ``request_id`` must be unique among open leases.
 
+        ``no_place``: what it is to hear where it could be let in and refusals are meant.
         Waits while the gate holds the request in its queue, with ``body_bytes`` of memory; cancelled, it is
         out of the queue at once.
         """
-        for command in self.handle(Arrived(request_id, shape, client_id, body_bytes)):
+        for command in self.handle(Arrived(request_id, shape, client_id, body_bytes, no_place)):
             if isinstance(command, VERDICTS) and command.request_id == request_id:
                 return self._verdict(command)
         return await self._wait(request_id)

@@ -1,6 +1,6 @@
-"""What happens, told to whoever listens: each listener has a bounded buffer, and who is too slow is cut.
+"""Tells listeners what happens. Each has a bounded buffer, and one that is too slow is cut.
 
-Nothing is made for nobody: without a listener a happening costs one look at an empty list.
+Without a listener a happening costs one look at an empty list: documents are made only for somebody.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from typing import Any
 
 Document = dict[str, Any]
 
-BUFFERED = 1000  # happenings that a listener may be behind
+BUFFERED = 1000  # happenings by which a listener may be behind
 MOST_LISTENERS = 32
 
 
@@ -19,7 +19,7 @@ class TooManyError(RuntimeError):
 
 
 class Listener:
-    """One reader of the stream. ``cut`` is set when it fell behind; what it has not read is gone then."""
+    """One reader of the stream. ``cut`` is set when it falls behind; what it has not read is then gone."""
 
     def __init__(self, kinds: frozenset[str], buffered: int) -> None:
         self.kinds = kinds
@@ -40,7 +40,7 @@ class Listener:
         self._news.set()
 
     async def next(self, timeout_s: float) -> list[Document]:
-        """What came since the last call; empty: nothing in ``timeout_s``, or ``cut``."""
+        """What came since the last call; empty: nothing within ``timeout_s``, or the listener was cut."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._news.wait()
@@ -53,7 +53,7 @@ class Listener:
 
 
 class Hub:
-    """All listeners. ``heard`` is told when the first is to come, and when the last has left."""
+    """All listeners. ``heard`` is told when the first is to come (True) and when the last left (False)."""
 
     def __init__(self, buffered: int = BUFFERED, heard: Callable[[bool], None] = lambda _: None) -> None:
         self._buffered = buffered
@@ -65,7 +65,7 @@ class Hub:
         return len(self._listeners)
 
     def listen(self, kinds: frozenset[str] = frozenset()) -> Listener:
-        """A new listener of these kinds (none: of all). Raises TooManyError."""
+        """A new listener for these kinds (none: for all). Raises TooManyError."""
         if len(self._listeners) >= MOST_LISTENERS:
             raise TooManyError(f"{MOST_LISTENERS} listen already; end one of them")
         made = Listener(kinds, self._buffered)
@@ -74,7 +74,7 @@ class Hub:
         return made
 
     def leave(self, listener: Listener) -> None:
-        """It listens no more."""
+        """The listener leaves."""
         if listener in self._listeners:
             self._listeners.remove(listener)
             self._be(heard=bool(self._listeners))
@@ -85,7 +85,7 @@ class Hub:
             self._tell_heard(heard)
 
     def tell(self, kind: str, make: Callable[[], Document]) -> None:
-        """Something of ``kind`` happened; ``make`` writes it down, where somebody listens."""
+        """Something of ``kind`` happened; ``make`` is called for its document if somebody listens."""
         wanted = [each for each in self._listeners if not each.kinds or kind in each.kinds]
         if wanted:
             happening = {"type": kind, **make()}

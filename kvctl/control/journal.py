@@ -67,12 +67,12 @@ class Journal:
             await self.file.close()
 
     def settle(self) -> None:
-        """Have everything written down that happened at the gates: before anybody reads of it."""
+        """Have everything that happened at the gates written down, before anybody reads it."""
         for keeper in tuple(self._keepers):
             keeper.settle()
 
     def _heard(self, heard: bool) -> None:
-        """Somebody listens to what happens, or nobody does any more."""
+        """The first listener is about to come, or the last has left."""
         for keeper in tuple(self._keepers):
             keeper.settle()
             keeper.hurry = heard
@@ -88,7 +88,7 @@ class Journal:
     # --- what is asked ------------------------------------------------------------------------------
 
     def find(self, some_id: str) -> Document | None:
-        """The story of a request by its X-Request-Id or lease id; None: not among the last ones."""
+        """The story of a request by its X-Request-Id or lease id; None: not among those remembered."""
         self.settle()
         story = self.ring.find(some_id)
         return None if story is None else self.document(story)
@@ -96,19 +96,19 @@ class Journal:
     async def find_written(
         self, some_id: str, in_thread: Callable[[Callable[[], Document | None]], Awaitable[Document | None]]
     ) -> Document | None:
-        """The same in the decision log's file; None: there is none, or it is not near its end either."""
+        """The same from the decision log's file; None: there is no file, or the story is not near its end."""
         file = self.file
         return None if file is None else await in_thread(lambda: search(file.path, KEPT, some_id))
 
     def missing(self, some_id: str) -> str:
-        """What is said of one that was found nowhere."""
+        """The message about a request that was not found anywhere."""
         where = f"{some_id!r:.80} is not among the last {len(self.ring)} decisions"
         if self.file is None:
             return f"{where}, and decision_log_file, which would keep more of them, is not set"
         return f"{where}, nor in the last {FARTHEST >> 20} MiB of decision_log_file ({self.file.path})"
 
     async def select(self, most: int, *, refused: bool = False) -> list[Story]:
-        """Up to ``most`` of the last decisions, the latest last; ``refused``: of those alone."""
+        """Up to ``most`` of the last decisions, the latest last; ``refused``: only refusals."""
         found: list[Story] = []
         async for some in self._latest_first():
             if len(found) >= most:
@@ -121,7 +121,7 @@ class Journal:
         return documents.story(story, self._offset())
 
     def file_document(self) -> Document | None:
-        """How the file stands; None: there is none."""
+        """The state of the file; None: there is none."""
         return None if self.file is None else _file(self.file)
 
     async def last(self, seconds: float) -> list[Story]:
@@ -134,7 +134,7 @@ class Journal:
         return found
 
     async def _latest_first(self) -> AsyncIterator[list[Story]]:
-        """Those that are remembered now, some at a time; the loop has its turns in between."""
+        """The stories remembered now, in batches between which the event loop gets its turn."""
         self.settle()
         ids = self.ring.ids()
         for at in range(0, len(ids), _AT_ONCE):
@@ -146,7 +146,7 @@ class Journal:
         return self._wall()
 
     def resize(self, size: int) -> None:
-        """Remember so many decisions from now on."""
+        """Remember ``size`` decisions from now on."""
         self.ring.resize(size)
 
     def _offset(self) -> float:

@@ -1,7 +1,7 @@
-"""Plans the engine's pool whenever it came up, compares it with what it reports, and tells the gate.
+"""Plans the engine's pool whenever the engine comes up, compares it with what it reports, and tells the gate.
 
-Law 4: a 400 needs proof, and a plan is none: it only stands in before the fallback, where the engine is
-silent on its pool. Law 6: nothing slow on the loop: planning reads files, so it runs in a thread.
+Law 4: a 400 needs proof, and a plan is none: it only stands in, ahead of the fallback, where the engine does
+not tell its pool. Law 6: nothing slow on the loop: planning reads files, so it runs in a thread.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from kvctl.plan import Card, PlanError, Verdict
 
 log = logs.get("plan")
 
-_ATTEMPTS = 10  # an engine that just came up may not answer everything yet, and cards are read by the second
+_ATTEMPTS = 10  # an engine that just came up may not answer everything yet, and cards are read once a second
 
 
 class PlanCheck:

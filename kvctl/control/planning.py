@@ -1,6 +1,6 @@
-"""The capacity that the planner expects of the running engine: to compare, and to stand in for its silence.
+"""The capacity that the planner expects of the running engine: to compare, or to use where it reports none.
 
-Blocking: it reads a model's folder. Without a card only the layout can be judged, not the size.
+Blocks: it reads a model's folder. Without a card only the layout can be judged, not the size.
 """
 
 from collections.abc import Iterable
@@ -31,7 +31,7 @@ _TOKENIZER_WORDS = ("engine", "bound")
 
 @dataclass(frozen=True, slots=True)
 class PlanSource:
-    """Whose plan: the model's folder (or its config.json), and what the settings say of its engine."""
+    """What to plan: the model's folder (or its config.json), and what the settings say of the engine."""
 
     config: Path
     asked: Asked
@@ -56,7 +56,7 @@ class PlanSource:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """``check`` None: there is nothing to compare. ``tokens``: what to count on if the engine is silent."""
+    """``check`` None: nothing to compare. ``tokens``: what to count on if the engine reports no pool."""
 
     check: Crosscheck | None
     tokens: int | None

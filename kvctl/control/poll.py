@@ -1,7 +1,7 @@
 """One bounded GET to the engine, with the word for why it brought nothing.
 
 Law 6: nothing slow. A deadline over the whole answer, a bound on its size while it is read, no redirects
-(they would let a stranger choose whom kvctl believes), no decompression.
+(a stranger could choose where kvctl gets its telemetry), no decompression.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from kvctl.core.outcomes import SourceFault
 
 
 class PollError(Exception):
-    """A poll that brought nothing, with the word for it, and the status of an answer that was no 200."""
+    """A poll that brought nothing, with the word for why, and the status of an answer other than 200."""
 
     def __init__(self, fault: SourceFault, message: str, status: int | None = None) -> None:
         super().__init__(message)
@@ -33,7 +33,7 @@ class Answer:
 
     body: bytes
     asked_at: float
-    answered_at: float  # when the head came: the page had been written by then
+    answered_at: float  # when the head came; the page was written before that
 
 
 class Poller:
@@ -117,12 +117,12 @@ class Poller:
         return self._session
 
 
-# Our own want of files, ports or memory says nothing of the engine.
+# kvctl's own lack of descriptors, ports or memory says nothing of the engine
 OWN_WANT = frozenset(
     {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EADDRNOTAVAIL, errno.EACCES, errno.EPERM}
 )
 
-# First match counts. What is in none of them: failed.
+# the first match counts; what matches none is ``failed``
 _FAULTS: tuple[tuple[type[BaseException], SourceFault], ...] = (
     (aiohttp.ClientConnectionError, SourceFault.REFUSED),  # no name, no connection, no TLS, closed at once
     (aiohttp.ClientPayloadError, SourceFault.REFUSED),  # cut in the middle

@@ -1,7 +1,7 @@
 """Finds out which engine answers behind a URL, for ``engine = "auto"``.
 
-Law 8: degraded is a state, not an exit: who cannot be told is taken for vLLM, with one line that says so, and
-is asked again. Law 6: each question has the poller's deadline and bound.
+Law 8: degraded is a state, not an exit: an engine that is not recognised is taken for vLLM, with one log line
+that says so, and is asked again. Law 6: each question has the poller's deadline and bound.
 """
 
 import asyncio
@@ -15,18 +15,18 @@ from kvctl.engines.detect import PROBED, AutoEngine, Finding, Seen, engine_of_pa
 
 log = logs.get("control.probe")
 
-AGAIN_S = 10.0  # how often a stranger is asked again
-SOON_S = 1.0  # and somebody who does not answer, or is still loading
+AGAIN_S = 10.0  # until an engine that was not recognised is asked again
+SOON_S = 1.0  # until one that does not answer, or is still loading, is asked again
 _SILENT = frozenset({SourceFault.REFUSED, SourceFault.TIMEOUT, SourceFault.FAILED})
 
 
 async def probe(poller: Poller) -> Finding:
-    """Ask everything once and say who it is."""
+    """Ask everything once and say which engine it is."""
     seen: dict[str, Seen] = {}
     for path in PROBED:
         seen[path] = answer = await _ask(poller, path)
         if answer.status is None or (path == "/metrics" and engine_of_page(answer.body) is not None):
-            break  # who is silent once is silent, and a page with series needs no more witnesses
+            break  # one silence is enough, and a page with known series needs no further evidence
     return await asyncio.to_thread(find, seen)
 
 
@@ -41,7 +41,7 @@ async def _ask(poller: Poller, path: str) -> Seen:
 
 
 class Detector:
-    """Keeps an ``AutoEngine`` the adapter of whoever answers. In doubt at the start and after ``doubt``."""
+    """Keeps an ``AutoEngine`` on the adapter of the engine that answers; looks first and after ``doubt``."""
 
     def __init__(self, engine: AutoEngine, poller: Poller, clock: Callable[[], float]) -> None:
         self._engine = engine
@@ -53,12 +53,12 @@ class Detector:
         self.finding: Finding | None = None
 
     def doubt(self) -> None:
-        """Another engine may answer now."""
+        """Another engine may answer now: look again."""
         if self._due_at is None:
             self._due_at = max(self._clock(), self._asked_at + SOON_S)
 
     async def settle(self) -> bool:
-        """Ask, if there is doubt and it is time; whether the adapter is another one now."""
+        """Ask, if there is doubt and it is time; returns whether the adapter has changed."""
         if self._due_at is None or self._clock() < self._due_at:
             return False
         self._asked_at = self._clock()

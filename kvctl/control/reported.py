@@ -44,7 +44,7 @@ class Reported:
         return self.number("kv_cache_size_tokens")
 
     def adopt(self, flags: Flags, explicit: frozenset[str], *, pool: bool = True) -> Flags:
-        """``flags`` with the engine's own where the person gave none; ``pool``: with its blocks too."""
+        """``flags``, with the engine's own where none is given explicitly; ``pool``: with its blocks too."""
         if {"available_gib", "kv_cache_memory_bytes"} & explicit:
             pool = False
         found: dict[str, Any] = {
@@ -61,7 +61,7 @@ class Reported:
         return replace(flags, **found)
 
     def compare(self, plan: Plan) -> Crosscheck:
-        """What the engine reports against what the plan says of so many blocks, memory aside."""
+        """What the engine reports against what the plan makes of as many blocks, memory aside."""
         return crosscheck(plan, self.tokens, self.blocks)
 
     def number(self, label: str) -> int | None:

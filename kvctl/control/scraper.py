@@ -2,7 +2,8 @@
 
 Law 6: nothing slow on the loop: one request in flight, a deadline, a bound on the size, big pages parsed in a
 thread. Law 8: degraded is a state, not an exit: a fault has a name, one log line when it begins and one when
-it ends, and the polls go on. A slow answer is no sign of death; a refused connection is the only fast one.
+it ends, and the polls go on. A slow answer does not mean that the engine is down; a refused connection is the
+only fast sign of that.
 """
 
 import asyncio
@@ -28,19 +29,19 @@ log = logs.get("control.scraper")
 Emit = Callable[[Scraped | ScrapeFailed | EngineDescribed], object]
 
 _INLINE_BYTES = 128 * 1024  # a millisecond to parse; two ranks have 66 kB
-_GOOD_POLLS_TO_END = 5  # a fault that comes and goes is one fault, with one line
+_GOOD_POLLS_TO_END = 5  # a fault that comes and goes counts as one fault, with one line
 _RESTART_POLLS = 20
-_RESTARTS_THAT_ARE_NONE = 3  # no engine starts so often within so few polls: two answer in turn
-# Faults at whose beginning another kind of engine may have taken the place; a slow answer is no sign of that.
+_RESTARTS_THAT_ARE_NONE = 3  # no engine restarts so often within so few polls: two processes answer in turn
+# faults after which another kind of engine may answer; a slow answer is not among them
 _MAYBE_ANOTHER = frozenset(
     {SourceFault.REFUSED, SourceFault.NO_SERIES, SourceFault.UNPARSABLE, SourceFault.HTTP_STATUS}
 )
-_WORDS = {SourceFault.REFUSED: "connection refused"}  # not to be taken for requests that were refused
+_WORDS = {SourceFault.REFUSED: "connection refused"}  # so that it does not read like a refused request
 _ALTERNATING = "two processes with counters of their own answer in turn behind one address"
 
 
 class Scraper:
-    """Samples, and what the engine says of itself, as events.
+    """Turns the engine's pages, and what it says of itself, into events.
 
     ``emit`` is called on the loop with Scraped, ScrapeFailed or EngineDescribed. Read-only attributes for
     metrics: ``polls``, ``failures`` by fault, ``fault`` (of the last poll), ``last_success_at`` (on
@@ -144,7 +145,7 @@ class Scraper:
 
     def _succeeded(self, samples: list[RankSample], answer: Answer) -> None:
         if self.fault is not None:
-            self._info_due_at = answer.asked_at  # it may have been loading, or be another process
+            self._info_due_at = answer.asked_at  # the engine may have been loading, or be another process
         self.fault = None
         self.last_success_at = answer.answered_at
         self._episode.good()
@@ -166,7 +167,7 @@ class Scraper:
         self.failures[fault] += 1
         self._episode.bad(fault, message)
         if fault is SourceFault.REFUSED:
-            self._info_due_at = self._clock()  # whoever answers next may be another process
+            self._info_due_at = self._clock()  # another process may answer next
         self._emit(ScrapeFailed(fault))
 
     async def _describe_if_due(self) -> None:
@@ -186,7 +187,7 @@ class Scraper:
         self._emit(EngineDescribed(info))
 
     def _pool_is_told_by(self, info: EngineInfo) -> bool:
-        """Whether no page would tell of another pool: then a restart between two polls is found out so."""
+        """Whether only the description tells the pool, and so shows a restart between two polls."""
         paged = bool(self._before) and all(sample.capacity_tokens for sample in self._before)
         return info.rank_capacity_tokens is not None and not paged
 
@@ -218,7 +219,7 @@ class Scraper:
 
 
 class _Episode:
-    """One fault from its first bad poll to several good ones in a row: a line for each end of it."""
+    """One fault, from its first bad poll to several good ones in a row, with a log line at either end."""
 
     def __init__(self, source: str, clock: Callable[[], float]) -> None:
         self._source = source

@@ -1,8 +1,8 @@
-"""Clocks held down, as an explanation of answers that come slower than usual.
+"""Throttled cards, as an explanation of answers that come slower than usual.
 
-It puts no pressure on the budget: how fast the engine is, the guards measure themselves (prefill backlog,
-decode concurrency), and a second term for the same thing would count it twice. Power capping is what a card
-under load does all day, and is no news.
+A throttled card puts no pressure on the budget: the guards measure by themselves how fast the engine is
+(prefill backlog, decode concurrency), and a second term for the same thing would count it twice. Power
+capping is what a card under load does all day, and is not reported.
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ ENDS_AFTER = 10
 
 
 class Slowdowns:
-    """Which cards are slowed down, steadily enough to be told."""
+    """Which cards are slowed down for long enough to be reported."""
 
     def __init__(self) -> None:
         self._streak: dict[str, int] = {}  # readings in a row with (positive) or without (negative) a reason
@@ -23,11 +23,11 @@ class Slowdowns:
 
     @property
     def remark(self) -> str:
-        """One clause for the status line; empty: none is."""
+        """One clause for the status line; empty: no card is slowed down."""
         return "; ".join(self._told.values())
 
     def observe(self, samples: Iterable[GpuSample]) -> list[tuple[bool, str]]:
-        """News of this reading: whether a slowdown begins, and the sentence."""
+        """News of this reading: (whether a slowdown begins or else ends, the sentence)."""
         news = []
         for sample in samples:
             if sample.throttle_reasons is None:

@@ -20,11 +20,11 @@ from kvctl.core.outcomes import SERVING, EndReason, EngineState
 
 log = logs.get("gate")
 
-_OURS = frozenset({EndReason.CANCELLED})  # ends that only a defect of kvctl brings about
+_OURS = frozenset({EndReason.CANCELLED})  # ends that only a defect of kvctl causes
 
 
 def tellers(engine: str | None = None) -> list[Interest]:
-    """What logs the commands that say something to on-call, each kind's; ``engine``: whose, of several."""
+    """The observers that log what concerns on-call. ``engine``: the name to log, if there are several."""
     return [(partial(teller, engine), (kind,)) for kind, teller in _TELLERS.items()]
 
 

@@ -22,7 +22,7 @@ class Beat:
 
 
 class Ticker:
-    """Ticks every gate that there is then, and tells ``after`` each time how it went."""
+    """Ticks every gate that there is at the time, and calls ``after`` each time with how it went."""
 
     def __init__(
         self, keepers: Callable[[], Iterable[Gatekeeper]], interval_s: float, after: Callable[[Beat], None]
@@ -54,7 +54,7 @@ class Ticker:
             overrun = ended > due + self._interval
             self._tell(Beat(tick_s=ended - started, lag_s=max(started - due, 0.0), overrun=overrun))
             if overrun:
-                due = ended  # what was missed is not made up for: the next tick sees the present anyway
+                due = ended  # missed ticks are not made up for: the next one sees the present anyway
 
     def _tick(self) -> None:
         """A tick that fails must not end the loop: the data plane would go on with a frozen budget."""

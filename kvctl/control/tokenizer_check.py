@@ -1,7 +1,7 @@
-"""Asks the engine for a few counts whenever it came up, and compares the local tokenizer with them.
+"""Asks the engine for a few counts whenever it comes up, and compares the local tokenizer with them.
 
 Law 4: a 400 needs proof, and a tokenizer of another model proves nothing. Whatever makes the counter doubt
-its tokenizer, or trust it again, is told here; so is the end of a process that counts.
+its tokenizer, or trust it again, is logged here; so is the end of a process that counts.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ log = logs.get("tokens")
 
 
 class TokenizerCheck:
-    """An observer of the gate. ``models`` tells what the engine serves, ``engine`` what it is called."""
+    """An observer of the gate. ``models`` returns what the engine serves; ``engine`` is its name."""
 
     def __init__(self, counter: ChainCounter, models: Callable[[], tuple[str, ...]], engine: str) -> None:
         self._counter = counter

@@ -1,6 +1,6 @@
-"""Which decisions are meant, and how many callers get in.
+"""Which decisions are enforced, and what share of callers gets in.
 
-Shadow mode: of every request the decision is made and told; it is enforced on a share of them. Which ones
+Shadow mode: every decision is made and reported, but enforced only on a share of the requests. Which ones
 follows a low-discrepancy sequence (law 7: no randomness), so that any stretch of requests has its share.
 """
 
@@ -26,9 +26,9 @@ class Enforcement:
 
 
 class AcceptRatio:
-    """The share of the requests that was let in, over the last one to two stretches of ten seconds.
+    """The share of the requests that were let in, over the last one to two stretches of ten seconds.
 
-    For routers in front, which can weigh replicas by it where they would take a 429 for a fault.
+    For routers in front, which can weigh replicas by it instead of taking a 429 for a fault.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class AcceptRatio:
         self.ratio: float | None = None  # None: nobody asked
 
     def count(self, verdict: Admit | Reject | Queued) -> None:
-        """One was answered."""
+        """A request was answered."""
         kind = type(verdict)
         self._asked += kind is not Queued
         self._admitted += kind is Admit

@@ -15,7 +15,7 @@ from kvctl.core.telemetry import RankSample
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """Usable KV tokens. ``known`` False: a plan or the settings' fallback stands in, and proves nothing."""
+    """Usable KV tokens. ``known`` False: it is from a plan or the settings' fallback, and proves nothing."""
 
     total: int
     largest_rank: int | None
@@ -25,7 +25,7 @@ class Capacity:
 
     @property
     def known(self) -> bool:
-        """Whether engine or operator told it."""
+        """Whether the engine or the operator gave it."""
         return self.source in _TOLD
 
 
@@ -43,11 +43,11 @@ def capacity_of(
 ) -> Capacity:
     """Capacity from the latest sample of each rank.
 
-    ``operator`` (tokens per rank) may only lower what the engine reports, unless ``force``. ``planned`` (per
-    rank) stands in before ``fallback`` (of all ranks) where neither tells it.
+    ``operator`` (tokens per rank) may only lower what the engine reports, unless ``force``. Where neither
+    gives a capacity, ``planned`` (per rank) is used, else ``fallback`` (of all ranks).
     """
     block = max((s.block_size for s in samples if s.block_size), default=DEFAULT_BLOCK)
-    reported = [s.capacity_tokens for s in samples if s.capacity_tokens]  # a pool of 0 is no reading
+    reported = [s.capacity_tokens for s in samples if s.capacity_tokens]  # a pool of 0 is not a reading
     ranks = max(len(samples), 1)
     if operator is not None and (force or len(reported) < ranks):
         each = [operator] * ranks
@@ -69,7 +69,7 @@ def _guessed(planned: int | None, fallback: int, ranks: int, block: int) -> Capa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """KV tokens that may be in flight, and what made it so."""
+    """KV tokens that may be in flight, and what they follow from."""
 
     tokens: int
     capacity: int
@@ -78,7 +78,7 @@ class Budget:
 
     @property
     def pressure_ratio(self) -> float:
-        """The least term."""
+        """The least of the terms; 1 without any."""
         return min(self.pressure.values(), default=1.0)
 
     @property
@@ -103,7 +103,7 @@ _TERM_REASON = {
 
 
 def reason_of_change(before: Budget, after: Budget) -> BudgetReason:
-    """The word for going from ``before`` to ``after``; ``steady`` when nothing that matters moved."""
+    """The word for the change from ``before`` to ``after``; ``steady`` when nothing that matters moved."""
     if after.capacity != before.capacity:
         return BudgetReason.CAPACITY
     if after.margin_ratio != before.margin_ratio:

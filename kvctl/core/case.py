@@ -13,10 +13,10 @@ from kvctl.core.survival import Key
 
 @dataclass(slots=True, eq=False)
 class Case:
-    """One request with its claim and, once it is asked for, its curve: ``draw`` makes it.
+    """One request with its claim and, once needed, its curve, which ``draw`` makes.
 
-    ``peak``, ``alone`` and ``cached`` are as last judged, KV tokens. ``bounded``: ``peak`` is what the peak
-    is at most, and nobody looked at the curve.
+    ``peak`` (of all in flight with it), ``alone`` and ``cached`` are as last judged; KV tokens. ``bounded``:
+    ``peak`` is only an upper bound, for which nobody looked at the curve.
     """
 
     event: Arrived
@@ -24,7 +24,7 @@ class Case:
     key: Key
     draw: Callable[[Claim, Key], Candidate]
     static: bool  # worst cases count
-    tenant: str = ""  # by whose rule it goes; "" where none are told apart
+    tenant: str = ""  # whose rule applies; "" where tenants are not distinguished
     priority: Priority = Priority.NORMAL
     peak: float = 0.0
     alone: bool = False
@@ -42,7 +42,7 @@ class Case:
 
     @property
     def own(self) -> float:
-        """KV tokens that it will hold by itself, at most."""
+        """KV tokens that it will hold by itself, at its peak."""
         if self._own < 0.0:
             worst = float(self.asked.tokens)
             self._own = worst if self.static else min(self.candidate.peak(), worst)
@@ -51,18 +51,13 @@ class Case:
 
 @record
 class Obstacle:
-    """Why it cannot start now, and what has to go first, in one of three measures.
+    """Why a request cannot start now, and what has to go first, in one of three measures.
 
     ``tokens`` of the forecast peak that have to drain, ``sequences`` that have to end, or ``seconds`` to pass
-    (None: not known). ``room``: it is the KV budget that is missing.
+    (None: not known).
     """
 
     reason: RejectReason
     tokens: float = 0.0
     sequences: float | None = None
     seconds: float | None = None
-
-    @property
-    def room(self) -> bool:
-        """Whether draining tokens is what it takes."""
-        return self.sequences is None and self.seconds is None

@@ -1,15 +1,16 @@
 """Which of several gates (engines, or ranks of one) a request is sent to.
 
-First what they would say of it now: those that would admit it come before those that would not, and one on
-trial comes behind the others. Among those that admit, the most relative headroom wins, after the candidate; a
-pool that holds the prompt's prefix is preferred while its headroom is not behind by more than ``AFFINITY``
-times the share of the prompt that it holds. So affinity is bounded: a warm replica keeps its sessions until
-others have clearly more room, and never gets what it would refuse.
+First counts what each would say of it now: those that would admit it come before those that would not, and
+one on trial comes last among them. Among those that admit, the one with the most relative headroom, with the
+request admitted, wins; a pool that holds the prompt's prefix is preferred while its headroom is behind by no
+more than ``AFFINITY`` times the share of the prompt that it holds. So affinity is bounded: a warm replica
+keeps its sessions until others have clearly more room, and never gets what it would refuse.
 
-Where none admits, the refusal is the nearest one's: who would have room the soonest; else who may serve at
-all. A proof that it never fits counts only where every one has such a proof (law 4).
+Where none admits, the request gets the refusal of the nearest one: the one that would have room the soonest,
+else one that may serve at all. A proof that it never fits counts only if all of them have such a proof (law
+4).
 
-Law 7: no randomness: equal offers go to the first.
+Law 7: no randomness: among equal offers the first wins.
 """
 
 from collections import OrderedDict
@@ -20,7 +21,7 @@ from kvctl.core.claim import Prefix
 from kvctl.core.outcomes import ChoiceReason, Decision
 
 AFFINITY = 0.5
-"""Headroom that a wholly warm replica may be behind by.
+"""Relative headroom by which a replica that holds the whole prompt may be behind.
 
 600 requests of coding agents over four pools, 14 in flight: 0.42 of the prompt tokens are in the cache where
 requests go in turn, 0.68 at 0.25, 0.72 at 0.5 and 0.74 at 1; the busiest pool then has 1.15, 1.34, 1.48 and
@@ -38,16 +39,16 @@ _ORDER = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """What an arrival would hear now. ``headroom``: share of the gate's limit left with it admitted."""
+    """What an arrival would be told now. ``headroom``: share of the gate's limit left with it admitted."""
 
     decision: Decision
-    headroom: float = 0.0  # of reject_never: the limit in KV tokens, the largest being the nearest
-    wait_s: float = 0.0  # of reject_later: until it might fit
+    headroom: float = 0.0  # for reject_never: the limit in KV tokens, the largest being the nearest
+    wait_s: float = 0.0  # for reject_later: until it might fit
     on_trial: bool = False
 
 
 def choose(offers: Sequence[Offer], warm: Sequence[float]) -> tuple[int, ChoiceReason]:
-    """The place of the best offer, and why. ``warm``: share of the prompt that each pool holds, 0..1."""
+    """The index of the best offer, and why. ``warm``: share of the prompt that each pool holds, 0..1."""
     places = range(len(offers))
     best = max(places, key=lambda at: _rank(offers[at], warm[at]))
     if len(offers) == 1:
@@ -61,7 +62,7 @@ def choose(offers: Sequence[Offer], warm: Sequence[float]) -> tuple[int, ChoiceR
 
 
 def _rank(offer: Offer, warm: float) -> tuple[int, int, float]:
-    """The larger, the better."""
+    """The sort key of an offer: the larger, the better."""
     order = -_ORDER.index(offer.decision)
     if offer.decision is Decision.ADMIT:
         return order, -int(offer.on_trial), offer.headroom + AFFINITY * warm
@@ -70,10 +71,10 @@ def _rank(offer: Offer, warm: float) -> tuple[int, int, float]:
 
 
 class WarmPrefixes:
-    """The prefixes that one pool took in lately, as its prefix cache may hold them.
+    """The prefixes that one pool took in lately, and that its prefix cache may still hold.
 
-    Bounded as the cache is, by the tokens of the pool, and by ``most`` entries; the least recently used go
-    first. Whether the engine still holds them is its own matter: a wrong guess costs a prefill, nothing else.
+    Bounded like the cache by the tokens of the pool, and by ``most`` entries; the least recently used go
+    first. The engine may have dropped them: a wrong guess costs a prefill, nothing else.
     """
 
     def __init__(self, most: int = 65536) -> None:
@@ -93,7 +94,7 @@ class WarmPrefixes:
                     self._seen[key] = cumulative - before
                     self._tokens += cumulative - before
                 before = cumulative
-            for _, key in reversed(prefix):  # what is longer goes first when room is needed
+            for _, key in reversed(prefix):  # the longer ones are dropped first
                 self._seen.move_to_end(key)
         while self._seen and (self._tokens > capacity or len(self._seen) > self._most):
             self._tokens -= self._seen.popitem(last=False)[1]

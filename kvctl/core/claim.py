@@ -14,8 +14,8 @@ from kvctl.core.outcomes import RejectReason
 from kvctl.core.records import record
 
 Prefix = tuple[tuple[int, int], ...]
-"""How a prompt begins: ``(tokens, hash)`` at some borders, tokens rising. Equal hashes mean equal beginnings
-of that many tokens."""
+"""How a prompt begins: ``(tokens, hash)`` at some borders, tokens ascending. Equal hashes mean that the first so
+many tokens are equal."""
 
 
 @record(kw_only=True)
@@ -56,8 +56,8 @@ class Limits:
     block: int = 16
     clamps_output: bool = True  # the engine shortens prompt + asked to its context instead of refusing
     unknown_output: int = 4096  # worst case of an unlimited request where neither context nor pool is known
-    least: float = field(init=False)  # tokens of a sequence: with no more it is within each of these
-    ends_in_pool: bool = field(init=False)  # whatever it asks for, the engine's context ends it there
+    least: float = field(init=False)  # a sequence of so many tokens is within each of these limits
+    ends_in_pool: bool = field(init=False)  # the engine's context ends any sequence within the pool
 
     def __post_init__(self) -> None:
         known = self.rank_capacity is not None and self.capacity_exact
@@ -71,8 +71,8 @@ class Limits:
 class Claim:
     """Worst case of a request: per prompt its length and allowed output, ``n`` sequences of each.
 
-    ``tokens`` is the whole, whatever of it is held in common. ``prefixes`` says how each prompt begins; ():
-    nothing is known of them, and each of their sequences counts by itself.
+    ``tokens`` is the whole, shared parts included. ``prefixes`` says how each prompt begins; (): that is not
+    known, and each sequence counts by itself.
     """
 
     prompts: tuple[int, ...]
@@ -143,8 +143,8 @@ def _output_that_fits_pool(shape: Shape, limits: Limits, capacity: int) -> int:
 def claim(shape: Shape, limits: Limits) -> Claim:
     """Worst-case KV tokens of ``shape``; never less than its prompts, where those were counted.
 
-    A prompt that was only bounded holds no more than the context: the engine refuses what is longer. Without
-    that a long text whose tokens nobody counted would be told to come back later for ever.
+    A prompt that was only bounded claims no more than the context: the engine refuses what is longer.
+    Otherwise a long text that nobody counted would be told for ever to come back later.
     """
     prompts, block, n = shape.prompts, limits.block, shape.n
     if not shape.exact and limits.context is not None:
@@ -165,12 +165,12 @@ def never_fits(shape: Shape, limits: Limits) -> NeverFits | None:
     if not shape.exact or _surely_fits(shape, limits):
         return None
     proofs = [proof for rule in _RULES if (proof := rule(shape, limits)) is not None]
-    # The tightest limit is the one to name: a caller who obeys another is refused again.
+    # name the tightest limit: a caller who obeys another one is refused again
     return min(proofs, key=lambda proof: proof.limit_tokens) if proofs else None
 
 
 def _surely_fits(shape: Shape, limits: Limits) -> bool:
-    """Nearly all, in a few comparisons: all that it may come to is within every limit. False: not known."""
+    """Whether all that it may come to is within every limit: true of nearly all. False: not known."""
     asked = shape.asked_output
     prompt = shape.prompts[0] if len(shape.prompts) == 1 else max(shape.prompts)
     if asked is None and not limits.ends_in_pool:
@@ -193,7 +193,7 @@ def _beyond_context(shape: Shape, limits: Limits) -> NeverFits | None:
 
 
 def _beyond_max_context(shape: Shape, limits: Limits) -> NeverFits | None:
-    """The operator's own rule, to which nothing clamps: what the engine would allow counts in full."""
+    """The operator's own cap, to which no engine clamps: what the engine would allow counts in full."""
     if limits.max_context is None:
         return None
     prompt, asked = max(shape.prompts), shape.asked_output

@@ -1,11 +1,10 @@
-"""The decision log: one record for each decision of the gate, and for its end; a ring of the last ones.
+"""The decision log: one record for each decision of the gate, one for each end; a ring of the last ones.
 
-No prompt text, ever: a record holds counts, words and the caller's ids. What it holds is enough to play the
-traffic again (when it came, what it asked, how long its answer was) and to say why a decision fell as it did.
+No prompt text, ever: a record holds counts, words and the caller's ids. That is enough to replay the traffic
+(when it came, what it asked, how long its answer was) and to say why a decision fell as it did.
 """
 
 from collections import deque
-from collections.abc import Iterator
 from typing import Protocol
 
 from kvctl.core.outcomes import Decision, EndReason, EngineState, Limit, Policy, Pressure, RejectReason
@@ -22,7 +21,7 @@ LIMIT_OF: dict[RejectReason, Limit] = {
 
 @record(kw_only=True)
 class Scales:
-    """What the request was weighed against, at that moment. KV tokens and shares of one."""
+    """What the request was weighed against at that moment. KV tokens and shares of one."""
 
     state: EngineState
     policy: Policy
@@ -31,7 +30,7 @@ class Scales:
     budget_tokens: int
     margin_ratio: float
     pressure_ratio: float
-    pressure_term: Pressure | None  # the term that makes the pressure; None: there is none
+    pressure_term: Pressure | None  # the binding term; None: no pressure
     leases: int
 
 
@@ -68,28 +67,28 @@ class DecisionRecord:
     tenant_name: str = ""  # as metrics name it
     reason: RejectReason | None = None  # of a refusal, also of one that was not enforced
     retry_after_s: float | None = None
-    claim_tokens: int | None = None  # None: it was refused before it was weighed
+    claim_tokens: int | None = None  # None: refused before it was weighed
     allowed_output: int | None = None  # of the longest sequence; None: not weighed
-    needed_tokens: int | None = None  # of a refused one by itself
-    free_tokens: int | None = None  # of one refused for want of room: what was left of the budget, without it
+    needed_tokens: int | None = None  # what a refused request needed by itself
+    free_tokens: int | None = None  # for lack of room: what was left of the budget without it
     forecast_tokens: float | None = None  # forecast peak with it
-    forecast_bounded: bool = False  # that is the most that it can be: it was let in without a closer look
+    forecast_bounded: bool = False  # that figure is an upper bound: it was let in without a look at the curve
     limit_tokens: int | None = None  # of a request that can never fit
     largest_output: int | None = None
     alone: bool = False
     shadow: bool = False  # let in although the gate says no: it does not enforce
     waited_s: float = 0.0
-    starts_in_s: float | None = None  # of one that began to wait: by the forecast
+    starts_in_s: float | None = None  # of a request that began to wait: by the forecast
 
     @property
     def headroom_tokens(self) -> int | None:
-        """What would be left of the budget with it; negative: so much was missing."""
+        """What would be left of the budget with it; negative: that much was missing."""
         peak = self.forecast_tokens
         return None if peak is None else self.scales.budget_tokens - round(peak)
 
     @property
     def binding_limit(self) -> Limit | None:
-        """The limit that refused it; None: none did, or it was no matter of limits."""
+        """The limit that refused it; None: it was not refused, or for another reason."""
         return None if self.reason is None else LIMIT_OF.get(self.reason)
 
 
@@ -110,7 +109,7 @@ class EndRecord:
 
 
 class Sketch(Protocol):
-    """What a decision's record is made of, once somebody reads it: of most nobody does."""
+    """What a decision's record is made from once somebody reads it, which seldom happens."""
 
     @property
     def lease_id(self) -> str:
@@ -129,7 +128,7 @@ Kept = Sketch | Entry
 
 
 def made(kept: Kept) -> Entry:
-    """The record that was kept, or what its sketch says."""
+    """The record that was kept, or the one made from its sketch."""
     return kept if isinstance(kept, Entry) else kept.record()
 
 
@@ -154,7 +153,7 @@ class Ring:
         return len(self._order)
 
     def resize(self, size: int) -> None:
-        """Keep so many from now on."""
+        """Keep ``size`` decisions from now on."""
         self._size = size
         self._shrink()
 
@@ -195,23 +194,8 @@ class Ring:
         return story
 
     def ids(self) -> list[str]:
-        """The lease ids of now, the latest first."""
+        """The lease ids of all decisions in the ring, the latest first."""
         return list(reversed(self._order))
-
-    def latest(self, most: int) -> list[Story]:
-        """Up to ``most`` stories, the latest last."""
-        if most <= 0:
-            return []
-        newest = [lease_id for lease_id, _ in zip(reversed(self._order), range(most), strict=False)]
-        return [story for lease_id in reversed(newest) if (story := self._story(lease_id)) is not None]
-
-    def since(self, at: float) -> Iterator[Story]:
-        """Those decided at ``at`` or later, the latest first."""
-        for lease_id in reversed(self._order):
-            story = self._story(lease_id)
-            if story is None or story.decision.at < at:
-                return
-            yield story
 
     def _shrink(self) -> None:
         while len(self._order) > self._size:

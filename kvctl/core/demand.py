@@ -1,4 +1,4 @@
-"""The demand side of the gate: the leases, how fast they move, and what they will really hold.
+"""The demand side of the gate: the leases, how fast they advance, and what they will really hold.
 
 Law 1: one lease, ended once: ``Ledger.end`` is behind ``ended``, the only way out.
 Law 10: the request in hand beats the estimate: what a lease has shown conditions its curve.
@@ -25,7 +25,7 @@ _FINISHED = EndReason.FINISHED  # looked up once
 
 
 class Demand:
-    """Ledger, survival, forecast, pace and guards of one engine, moved together."""
+    """Ledger, survival, forecast, pace and guards of one engine, kept in step."""
 
     def __init__(self, guards: Guards) -> None:
         self.ledger = Ledger()
@@ -44,7 +44,7 @@ class Demand:
         return self._sharing.candidate(asked, key)
 
     def open(self, lease: Lease, forecast: Candidate | None, now: float) -> None:
-        """Charge a lease, with the curve that it was judged by; None: it was judged by ``most_with``."""
+        """Charge a lease, with the curve by which it was judged; None: it was judged by ``most_with``."""
         sharing = self._sharing
         if forecast is None and lease.claim.prefixes and sharing.must_draw:
             forecast = sharing.candidate(lease.claim, lease.key)
@@ -58,7 +58,7 @@ class Demand:
             sharing.opened(lease, forecast)
 
     def share(self, *, sharing: bool) -> None:
-        """Believe from now on that the engine keeps common prefixes once, or that it does not."""
+        """Assume from now on that the engine keeps common prefixes once, or that it does not."""
         if self.ledger.share(sharing=sharing):
             self._sharing.rebuild()
 
@@ -78,7 +78,7 @@ class Demand:
         return tokens
 
     def ended(self, event: Ended, now: float) -> tuple[EndedLease, float]:
-        """Take a lease off; the record of it, and by how many KV tokens the forecast peak fell."""
+        """Take a lease off; returns its record, and by how many KV tokens the forecast peak fell."""
         record = self.ledger.end(
             event.request_id,
             event.reason,
@@ -92,10 +92,10 @@ class Demand:
         return record, fell
 
     def _learn_length(self, record: EndedLease, *, counted: bool) -> None:
-        """History takes the answer's length in.
+        """Add the answer's length to the history.
 
-        One that nobody counted (no usage, and a stream in a form that could not be read) is a guess: at risk
-        that far, but no answer of that length.
+        A length that nobody counted (no usage, and a stream in an unknown form) is a guess: the answer was at
+        risk that far, but does not count as one of that length.
         """
         lease, reason = record.lease, record.reason
         by_itself = reason is _FINISHED
@@ -123,7 +123,7 @@ class Demand:
         self._survival.believe([s.output_lengths for s in samples if s.output_lengths is not None])
 
     def tick(self, now: float) -> None:
-        """Time passes: silent leases move, the forecast is made anew, the guards adjust."""
+        """Time passes: silent leases advance, the forecast is rebuilt, the guards adjust."""
         self._advance_silent(now)
         self._compare_with_history(now)
         self._rebuild_forecast()
@@ -163,7 +163,7 @@ class Demand:
     # --- readings -----------------------------------------------------------------------------------
 
     def in_flight(self) -> Curve:
-        """What is in flight will hold so much, step by step."""
+        """The curve of all that is in flight."""
         self._sharing.draw()
         return self._forecast.sum
 
@@ -187,22 +187,22 @@ class Demand:
 
         With few leases, mean and spread may pass the worst case, which is then what holds.
         """
-        self._sharing.draw()  # what it shares is read off the tree, whose curves may be late
+        self._sharing.draw()  # what it shares is read off the tree, whose curves may be out of date
         self._sharing.weigh(candidate, asked)
         own = float(self.ledger.claimed_tokens + asked.tokens - candidate.saved)
         return own if policy is Policy.STATIC else min(own, self._sharing.peak_with(candidate))
 
     def most_with(self, asked: Claim, key: Key) -> float:
-        """What the forecast peak is at most, were such a request admitted too: no curve is looked at."""
+        """An upper bound of the forecast peak, were such a request admitted too; looks at no curve."""
         own = self.ledger.claimed_tokens + asked.tokens
         return self._sharing.newcomers.peak_with(asked, key, own)
 
     def cached(self, asked: Claim, key: Key) -> int:
-        """Prompt tokens of a request that the engine has computed for others in flight."""
+        """Prompt tokens of a request that the engine has already computed for others in flight."""
         return self._sharing.cached(asked, key)
 
     def engine_owes(self, *, looks_empty: bool) -> bool:
-        """Whether the engine has something to do for us: without that, standing still is no wedge.
+        """Whether the engine has work of ours: otherwise standing still does not mean that it is wedged.
 
         A stream whose client stopped reading stays open long after the engine is done with it. Then the
         gauges are empty and every stream has had its first token.

@@ -1,12 +1,13 @@
-"""What is believed of one engine: its latest samples, their age, and the state that follows.
+"""What is known of one engine: its latest samples, their age, and the state that follows.
 
 Law 8: degraded is a state, not an exit. Law 3: a page that stands still while tokens flow is not fresh.
 
-A refused connection is the only fast sign of "down"; a slow page is a sign of load, and progress is the
-judge. An engine is wedged when requests are in flight and no token was seen and no counter moved for
-``stall_timeout_s``; it is unreachable when it did not answer anything for as long, too. Either judgement
-stands until something moves. Every ``stall_timeout_s`` one request is let in on trial: counters of an engine
-that gets no work never move, and a state that only traffic can end must not keep all traffic out.
+A refused connection is the only fast sign of "down"; a slow page is a sign of load, and progress decides. An
+engine is wedged when requests are in flight and no token was seen and no counter moved for
+``stall_timeout_s``; it is unreachable when it has not answered anything for as long either. Each of these
+judgements stands until something moves. Every ``stall_timeout_s`` one request is let in on trial: the
+counters of an engine that gets no work never move, and a state that only traffic can end must not keep all
+traffic out.
 """
 
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from kvctl.core.telemetry import EngineInfo, GpuSample, RankSample, is_another_p
 REFUSED_IN_A_ROW = 2  # polls or data-plane connections, before "unreachable"
 FROZEN_TOKENS = 64  # tokens seen by the ledger while the page's counters stand still
 FROZEN_AFTER_S = 2.0
-SURVIVED_S = 5.0  # a token so long after its card failed was made after it: the engine lives
+SURVIVED_S = 5.0  # a token this long after its card failed was made afterwards: the engine lives
 _UP = EngineState.UP  # looked up once: a member of an enum costs as much as a call
 
 
@@ -30,11 +31,11 @@ class ViewConfig:
     late_after_s: float = 1.4
     stale_after_s: float = 10.0
     stall_timeout_s: float = 30.0
-    cards_named: bool = True  # False: the machine's cards are watched, and some may be of other engines
+    cards_named: bool = True  # False: all cards of the machine are watched, and some may be other engines'
 
 
 class Moved(NamedTuple):
-    """What a new page says against the one before. Counters are sums over ranks; None: unknown."""
+    """What has changed from one page to the next. Counters are sums over ranks; None: unknown."""
 
     preempted: float | None
     generated: float | None
@@ -42,7 +43,7 @@ class Moved(NamedTuple):
 
 
 class EngineView:
-    """Feeds on telemetry events and on the ledger's activity; answers ``state(now)``."""
+    """Takes telemetry events and the ledger's activity; answers ``state(now)``."""
 
     def __init__(self, config: ViewConfig) -> None:
         self._config = config
@@ -74,7 +75,7 @@ class EngineView:
         return self._config.stall_timeout_s
 
     def reconfigured(self, config: ViewConfig) -> None:
-        """Other times from now on."""
+        """Use other times from now on."""
         self._config = config
         self._faulty = self._has_broken_card()
 
@@ -115,13 +116,13 @@ class EngineView:
         self._contacted(now)
 
     def connect_failed(self) -> None:
-        """The data plane was refused."""
+        """The data plane's connection was refused."""
         self._refused += 1
 
     def cards_read(self, cards: Sequence[GpuSample], *, named: bool | None = None) -> None:
-        """The cards: one that is lost, or whose uncorrectable errors rose, is a fault if the engine's.
+        """Cards were read: a lost one of the engine's, or one with new uncorrectable errors, is a fault.
 
-        ``named``: they are known to be its cards, or not; None: as configured.
+        ``named``: whether they are known to be the engine's; None: as configured.
         """
         self._cards_named = named
         for card in cards:
@@ -135,7 +136,7 @@ class EngineView:
         self._faulty = self._has_broken_card()
 
     def cards_failed(self, uuids: Sequence[str], now: float) -> None:
-        """The driver told of an error that ends all work on these cards: a fault until it restarts."""
+        """The driver reported an error that ends all work on these cards: a fault until a restart."""
         self._failed_cards.update(uuids)
         self._failed_at = now
         self._faulty = self._has_broken_card()
@@ -143,14 +144,14 @@ class EngineView:
     def token_seen(self, tokens: float, now: float) -> None:
         """A token came through the data plane."""
         if self._failed_cards and len(self.samples) <= 1 and now - self._failed_at > SURVIVED_S:
-            self._cards_well()  # law 10: what was ended was another's work on that card
+            self._cards_well()  # law 10: the work that ended on that card was another's
         self._token_at = now
         self._tokens_since_move += tokens
         self._stuck = None
         self._refused = 0
 
     def answered(self, now: float) -> None:
-        """An answer came to its natural end: the proof of life of those that show no tokens before."""
+        """An answer came to its natural end: the only sign of life of requests that show no tokens."""
         self._token_at = now
         self._stuck = None
         self._contacted(now)
@@ -177,7 +178,7 @@ class EngineView:
     def looks_empty(self) -> bool:
         """Whether the last page says that nothing runs or waits. A paused engine says so too.
 
-        A page from before the last token says nothing of the request which that token belongs to.
+        A page from before the last token says nothing of that token's request.
         """
         if self.sampled_at is None or self.sampled_at <= self._token_at:
             return False
@@ -203,12 +204,12 @@ class EngineView:
         return EngineState.TRIAL if on_trial else self._stuck
 
     def _cards_well(self) -> None:
-        """What the driver told of them is over."""
+        """Forget the errors that the driver reported."""
         self._failed_cards.clear()
         self._faulty = self._has_broken_card()
 
     def _has_broken_card(self) -> bool:
-        """Of cards that nobody named as the engine's, one broken among good ones may well be another's."""
+        """Whether a card is broken that is known to be the engine's, or all that may be."""
         broken = self._broken_cards | self._failed_cards
         named = self._config.cards_named if self._cards_named is None else self._cards_named
         if not named:
@@ -216,7 +217,7 @@ class EngineView:
         return bool(broken & self._cards) if self._cards_named else bool(broken)
 
     def tried(self, now: float) -> None:
-        """The request on trial was let in: the judgement stands again until it shows a token."""
+        """The request on trial was let in: until it shows a token the old judgement stands again."""
         self._tried_at = now
 
     def _telemetry_state(self, now: float) -> EngineState:
@@ -240,7 +241,7 @@ class EngineView:
         return any(s.generation_tokens_total is not None for s in self.samples)
 
     def _contacted(self, now: float) -> None:
-        if self._refused >= REFUSED_IN_A_ROW:  # it was down: this is another process
+        if self._refused >= REFUSED_IN_A_ROW:  # the engine was down: this is another process
             self._cards_well()
             self._moved_at, self._stuck = now, None
         if self._stuck is EngineState.UNREACHABLE:

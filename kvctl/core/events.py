@@ -40,6 +40,7 @@ class Arrived:
     shape: Shape
     client_id: str = ""  # the caller's own id of it, for the decision log
     body_bytes: int = 0  # what is held in memory for it while it waits
+    no_place: "Reject | None" = None  # for want of what the gate does not count; meant as its refusals are
 
 
 @record

@@ -41,7 +41,7 @@ from kvctl.core.events import (
 from kvctl.core.guards import Guards
 from kvctl.core.ledger import Lease
 from kvctl.core.outcomes import SERVING, UNAVAILABLE_OF, Decision, EngineState, Limit, Policy, RejectReason
-from kvctl.core.retry import RetryHints
+from kvctl.core.retry import UNKNOWN_S, RetryHints
 from kvctl.core.snapshot import Moment, limit_shares, scales_of, status_of, work_of
 from kvctl.core.status import GateStatus
 from kvctl.core.supply import GateConfig, Supply
@@ -103,13 +103,13 @@ class Gate:
         return told
 
     def _decide(self, event: Arrived, now: float, *, may_wait: bool) -> Admit | Reject | Queued:
-        unavailable = self.unavailable()
-        if unavailable is not None:
+        if (unavailable := self.unavailable()) is not None:
             return refusals.unavailable(event, unavailable, self._retry)
         limits = self._supply.limits
-        never = never_fits(event.shape, limits)
-        if never is not None:
+        if (never := never_fits(event.shape, limits)) is not None:
             return refusals.never(event, never)
+        if event.no_place is not None:
+            return event.no_place
         case = self._case(event, limits)
         obstacle = self._obstacle(case, now)
         if obstacle is None and self._waiting:
@@ -117,7 +117,7 @@ class Gate:
         if obstacle is None:
             return self._admit(case, now)
         self._demand.guards.turned_away(obstacle.reason)
-        queued = self._room.enter(case, obstacle, now) if may_wait and self._room.open else None
+        queued = self._room.enter(case, obstacle, now) if may_wait else None
         if queued is not None and self._tenants.on:
             self._tenants.expected(case, queued.starts_in_s, now)
         return queued or self._refuse(case, obstacle, now)
@@ -191,8 +191,7 @@ class Gate:
 
     def _refuse(self, case: Case, obstacle: Obstacle, now: float, since: float | None = None) -> Reject:
         """Not now; ``since``: it waited from then on."""
-        ahead = self._room.tokens if self._waiting else 0.0
-        wait_s = refusals.seconds_until_gone(obstacle, ahead, self._retry, now)
+        wait_s = refusals.seconds_until_gone(obstacle, self._room.tokens, self._retry, now)
         if self._tenants.on:
             self._tenants.expected(case, wait_s, now)
         refused = refusals.later(case, obstacle, wait_s, self._peak(), self._supply.budget.tokens)
@@ -201,8 +200,8 @@ class Gate:
         label, waited = self._tenants.label(case.tenant), None if since is None else now - since
         return replace(refused, tenant=label, waited_s=waited, priority=case.priority)
 
-    def outlook(self, shape: Shape, now: float) -> Admit | Reject:
-        """What an arrival of ``shape`` would hear now, in full. Nothing is charged, promised or told."""
+    def outlook(self, shape: Shape, now: float) -> Admit | Reject | Queued:
+        """As ``offer``, in full. ``retry_after_s`` None: too little has ended of late to say."""
         event, limits = Arrived("", shape), self._supply.limits
         unavailable, never = self.unavailable(), never_fits(shape, limits)
         if unavailable is not None:
@@ -215,7 +214,9 @@ class Gate:
         )
         if obstacle is None:
             return Admit("", case.asked, forecast_tokens=case.peak, alone=case.alone)
-        wait_s = refusals.seconds_at_best(obstacle, self._retry, now)
+        if (starts_in_s := self._room.foreseen(case, obstacle, now)) is not None:
+            return Queued("", obstacle.reason, case.priority, starts_in_s)
+        wait_s = refusals.seconds_at_best(obstacle, self._room.tokens, self._retry, now)
         return refusals.later(case, obstacle, wait_s, self._peak(), self._supply.budget.tokens)
 
     def offer(self, shape: Shape, now: float) -> Offer:
@@ -223,15 +224,15 @@ class Gate:
         if self.unavailable() is not None:
             return Offer(decision=Decision.UNAVAILABLE)
         limits = self._supply.limits
-        never = never_fits(shape, limits)
-        if never is not None:
+        if (never := never_fits(shape, limits)) is not None:
             return Offer(decision=Decision.REJECT_NEVER, headroom=never.limit_tokens)
         case = self._case(Arrived("", shape), limits)
         obstacle = self._obstacle(case, now, exact=True)
+        wait_s = refusals.seconds_at_best(obstacle, self._room.tokens, self._retry, now)
         return Offer(
             decision=Decision.ADMIT if obstacle is None else Decision.REJECT_LATER,
             headroom=1.0 - max(self._shares(case.peak, now).values()),
-            wait_s=0.0 if obstacle is None else refusals.seconds_at_best(obstacle, self._retry, now),
+            wait_s=UNKNOWN_S if wait_s is None else wait_s,
             on_trial=self._supply.state is EngineState.TRIAL,
         )
 

@@ -3,9 +3,9 @@
 On a big card with long prompts the KV pool is not what binds. Each guard here says how much room it sees, and
 the gate asks all of them.
 
-A guard that learns its limit from throttled operation locks itself in: it admits little, measures little, and
+A guard that learns its limit while it throttles locks itself in: it admits little, measures little, and
 admits less. So rates are read from busy stretches only, the best of the last minute counts, a limit is never
-lowered while it is not what limits, and it always probes upwards.
+lowered while it is not the one that binds, and it always probes upwards.
 """
 
 from collections import deque
@@ -20,27 +20,27 @@ from kvctl.core.outcomes import Limit, RejectReason
 RATE_WINDOW_S = 60.0
 FEWEST_RATES = 6  # busy stretches before a prefill rate is believed
 STRETCH_S = 1.0  # shortest busy stretch that is a reading: completions come in lumps
-SHARE_OF_TTFT = 0.5  # of the target that prefill may take: the rest is for what nobody foresees
-LARGE_PROMPT_SHARE = 0.25  # of its own time that a prompt which alone takes longer may wait for others
+SHARE_OF_TTFT = 0.5  # of the target, that prefill may take: the rest is for the unforeseen
+LARGE_PROMPT_SHARE = 0.25  # of its own prefill time, that a prompt beyond the target may wait for others
 
 
 class PrefillGuard:
-    """Prompts admitted whose first token has not come, against the rate at which the engine takes prompts in.
+    """Compares prompts without a first token with the rate at which the engine prefills.
 
-    The engine takes prompts in one after the other, in chunks, so a stretch from one first token to a later
-    one, with prompts waiting throughout, has taken in exactly the prompts that finished in it.
+    The engine computes prompts one after the other, in chunks. So in a stretch from one first token to a
+    later one, with prompts waiting throughout, it computed exactly the prompts whose first token came in it.
     """
 
     def __init__(self, ttft_target_s: float | None) -> None:
         self._target = ttft_target_s
         self._rates: deque[tuple[float, float]] = deque()
-        self._best: float | None = None  # of them, None: not known
+        self._best: float | None = None  # the best of them; None: not known
         self._since: float | None = None
         self._taken = 0
         self.backlog = 0
 
     def aim(self, ttft_target_s: float | None) -> None:
-        """Another target from now on."""
+        """Use another target from now on."""
         self._target = ttft_target_s
 
     def admitted(self, lease: Lease, now: float) -> None:
@@ -50,7 +50,7 @@ class PrefillGuard:
         self.backlog += _prompt(lease)
 
     def first_token(self, lease: Lease, now: float) -> None:
-        """A prompt has been taken in."""
+        """A prompt has been computed."""
         prompt = _prompt(lease)
         self._leave(prompt)
         self._taken += prompt
@@ -60,7 +60,7 @@ class PrefillGuard:
             self._since, self._taken = now, 0
 
     def gone(self, lease: Lease) -> None:
-        """A lease ended before its first token: the stretch says nothing any more."""
+        """A lease ended before its first token: the current stretch is spoilt."""
         self._leave(_prompt(lease))
         self._since = None
 
@@ -76,7 +76,7 @@ class PrefillGuard:
         return self._best
 
     def wait(self, prompt_tokens: int, now: float) -> float:
-        """Seconds beyond what may be waited, for a prompt that would join now; 0: it fits."""
+        """Seconds by which a prompt that joins now would wait too long; 0: it fits."""
         if self._target is None or self.backlog == 0 or (rate := self.rate(now)) is None:
             return 0.0
         ahead, own = self.backlog / rate, prompt_tokens / rate
@@ -86,7 +86,7 @@ class PrefillGuard:
         return max(ahead + own - allowed, 0.0)
 
     def share(self, now: float) -> float:
-        """How much of the time that prefill may take is taken by what waits; 0 while no rate is known."""
+        """The share of the allowed prefill time that the backlog takes; 0 while no rate is known."""
         rate = self.rate(now)
         if rate is None or self._target is None:
             return 0.0
@@ -99,18 +99,18 @@ class PrefillGuard:
 
 
 def _prompt(lease: Lease) -> int:
-    """Prompt tokens that the engine has to compute: what it has of others' it takes from its cache."""
+    """Prompt tokens that the engine has to compute, without those in its cache."""
     return sum(lease.claim.prompts) - lease.cached_tokens
 
 
 SHARE_OF_ITL = 0.9
 PERCENTILE = 0.8
-RECENT_S = 6.0  # the stretch over which a pace is read: prompts come in lumps, and stall those that decode
-STALLED_S = 1.0  # without a token: no engine is that slow by concurrency alone
+RECENT_S = 6.0  # over which a pace is read: prompts come in lumps, and each stalls decoding
+STALLED_S = 1.0  # without a token: concurrency alone makes no engine that slow
 FEWEST_TOKENS = 8  # output of a request before its pace is a reading
 LEAST_CUT = 0.85
 GROWTH, GROWTH_STEP = 1.08, 1.0
-WARY_S = 4.0  # after a slow pace it grows at half that: a lull between two lumps is no room
+WARY_S = 4.0  # after a slow pace the limit grows at half speed: a lull between two lumps is not room
 NEAR_LIMIT = 0.9
 ADJUST_EVERY_S = 1.0
 
@@ -119,8 +119,8 @@ class DecodeGuard:
     """How many sequences may decode at once so that four in five keep the target between their tokens.
 
     A pace is read over the last seconds, not over a request's life: long answers would remember a crowd for
-    so long that the limit is cut far below what it should be. For the same reason nothing is cut while more
-    sequences run than the limit allows: the last cut has not shown yet what it does.
+    so long that the limit would be cut far too low. For the same reason nothing is cut while more sequences
+    run than the limit allows: the last cut has not yet shown its effect.
     """
 
     def __init__(self, itl_target_s: float | None) -> None:
@@ -129,21 +129,21 @@ class DecodeGuard:
         self._marks: dict[str, deque[tuple[float, float]]] = {}
         self._adjusted_at = -inf
         self._slow_at = self._read_at = -inf
-        self._turned_away = False  # somebody, since the limit was last looked at
+        self._turned_away = False  # somebody was, since the limit was last adjusted
         self.limit = inf
         self.measured_s: float | None = None
 
     def aim(self, itl_target_s: float | None) -> None:
-        """Another target from now on; one that is longer, or none, frees what the old one held."""
+        """Use another target from now on; a longer one, or none, lifts the limit."""
         if itl_target_s is None or (self._target is not None and itl_target_s > self._target):
             self.limit = inf
         self._target = itl_target_s
 
     def ended(self, lease: Lease, now: float) -> None:
-        """A lease is over. One that was too short to be seen at its work counts as a whole."""
+        """A lease is over. One that was too short to have been sampled counts as a whole."""
         seen = self._marks.pop(lease.id, None)
         if self._target is None or seen is not None or not lease.streaming:
-            return  # without a target nobody reads paces, nor forgets them
+            return  # without a target nobody reads paces, nor drops them
         first, last = lease.first_token_at, lease.last_token_at
         tokens = lease.output_tokens / lease.claim.sequences
         if first is None or last is None or tokens < FEWEST_TOKENS:
@@ -159,7 +159,7 @@ class DecodeGuard:
         binds, self._turned_away = full or self._turned_away, False
         paces = sorted(self._paces(leases, now))
         if not paces:
-            if binds and now - self._read_at >= RECENT_S:  # what is never tried is never known
+            if binds and now - self._read_at >= RECENT_S:  # a trial: what is never tried is never known
                 self.measured_s, self.limit = None, self._grown()
             return
         self._read_at = now
@@ -175,7 +175,7 @@ class DecodeGuard:
             self.limit = grown if now - self._slow_at >= WARY_S else (self.limit + grown) / 2.0
 
     def turned_away(self) -> None:
-        """Somebody was not let in for the limit's sake: it binds.
+        """Somebody was refused because of the limit: it binds.
 
         Sequences are whole and the limit is not: at 6.9 no more than six run, which is less than 90 % of it.
         """
@@ -185,7 +185,7 @@ class DecodeGuard:
         return self.limit * GROWTH + GROWTH_STEP
 
     def _paces(self, leases: Iterable[Lease], now: float) -> list[float]:
-        """Seconds per token of one sequence, of the requests that decode and of those just over."""
+        """Seconds per token and sequence, of the requests that decode and of those just ended."""
         while self._finished and self._finished[0][0] < now - RECENT_S:
             self._finished.popleft()
         paces = [pace for _, pace in self._finished]
@@ -208,21 +208,21 @@ class DecodeGuard:
             return None  # its client does not read, or the engine stands still: neither is a crowd
         if made >= FEWEST_TOKENS:
             return (now - since) / made
-        # Few tokens in a whole stretch is a slow pace; in a short one it says nothing.
+        # few tokens in a whole stretch are a slow pace; in a short one they say nothing
         return (now - since) / max(made, 1.0) if now - since >= RECENT_S else None
 
 
 PLATEAU_PAGES = 5
-WELL_UNDER = 0.7  # of the pool: with more in use, waiting for capacity may well be for blocks
-BELIEVED_S = 30.0  # then the limit is tried again: an inference that is never tested is a lock-in
+WELL_UNDER = 0.7  # of the pool: with more in use, requests may well wait for blocks
+BELIEVED_S = 30.0  # then the inferred limit is tested again, or it would lock itself in
 
 
 class SlotGuard:
     """The engine's own limit of sequences at once (``max_num_seqs``), which vLLM tells on no page.
 
-    Requests that wait for capacity while the pool is half empty and no prompt is being taken in wait for a
+    Requests that wait for capacity while the pool is half empty and no prompt is being computed wait for a
     slot; the number that runs meanwhile, page after page, with some ending and others taking their place, is
-    the number of slots. A prompt that is being taken in holds up others too, and says nothing.
+    the number of slots. While a prompt is being computed nothing can be inferred: that holds up others too.
     """
 
     def __init__(self, configured: int | None) -> None:
@@ -235,7 +235,7 @@ class SlotGuard:
         self.limit = self._known()
 
     def configure(self, limit: int | None) -> None:
-        """The operator's limit from now on; None: told or inferred."""
+        """Use the operator's limit from now on; None: the engine's own word, or inferred."""
         self._configured = limit
         self.limit = self._known()
 
@@ -245,7 +245,7 @@ class SlotGuard:
         return next((limit for limit in known if limit is not None), inf)
 
     def told(self, limit: int | None) -> None:
-        """The engine's own description: some do tell it."""
+        """The limit by the engine's own description, which some give."""
         self._told = limit
         self.limit = self._known()
 
@@ -294,7 +294,7 @@ class SlotGuard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardStatus:
-    """What the guards see. ``inf`` and None: no limit known."""
+    """The guards' readings. ``inf`` and None: no limit known."""
 
     prefill_backlog_tokens: int
     prefill_rate_tokens_per_s: float | None
@@ -329,7 +329,7 @@ class Guards:
         self.slots.configure(max_num_seqs)
 
     def refuse(self, asked: Claim, ledger: Ledger, now: float, cached: int = 0) -> GuardRefusal | None:
-        """The first limit that ``asked`` would pass; None on an idle engine, whatever the guards think.
+        """The first limit that ``asked`` would exceed; None on an idle engine, whatever the guards say.
 
         ``cached`` tokens of its prompts are in the engine's cache and need no computing.
         """
@@ -349,7 +349,7 @@ class Guards:
         return None
 
     def turned_away(self, reason: RejectReason) -> None:
-        """A request was really not let in, for that limit's sake."""
+        """A request was really refused because of that limit."""
         if reason is RejectReason.DECODE_CONCURRENCY:
             self.decode.turned_away()
 
@@ -362,7 +362,7 @@ class Guards:
             self.decode.ended(lease, now)
 
     def shares(self, ledger: Ledger, now: float) -> dict[Limit, float]:
-        """How much of each limit is taken: 1 binds."""
+        """The share of each limit that is taken: at 1 it binds."""
         return {
             Limit.PREFILL_BACKLOG: self.prefill.share(now),
             Limit.DECODE_CONCURRENCY: ledger.sequences / self.decode.limit,

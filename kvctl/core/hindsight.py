@@ -1,9 +1,9 @@
-"""What decisions mean for whoever was refused: which limit bound, and what would have had to be different.
+"""What a decision means for the caller: which limit bound, and what would have had to be different.
 
-Also the look back before a knob is moved: of the last decisions, which would have fallen otherwise. That look
-is an approximation, on purpose on the careful side: each decision is weighed again with the new budget and
-with what the look back itself admitted before it (each holds its own need for as long as requests held on
-average). Not seen are retries of refused callers and what their absence would have spared.
+Also the look back before a knob is moved: which of the last decisions would have fallen otherwise. It is an
+approximation, deliberately on the careful side: each decision is weighed again with the new budget and with
+what the look back itself admitted before it (each of those holds its own need for as long as requests held on
+average). It does not see retries of refused callers, nor what their absence would have spared.
 """
 
 from collections import deque
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from kvctl.core.decisions import DecisionRecord, Scales, Story
 from kvctl.core.outcomes import TENANT_LIMITS, Decision, Limit, Policy, RejectReason
 
-USUAL_HOLD_S = 10.0  # where no request ended in the stretch that is looked at
+USUAL_HOLD_S = 10.0  # used where no request ended in the stretch that is looked at
 
 Advice = Callable[[DecisionRecord], Iterator[str]]
 
@@ -114,7 +114,7 @@ _ADVICE: dict[RejectReason, Advice] = {
 
 
 def _down(share: float) -> float:
-    """A share as percent, rounded down to a tenth: what is advised must suffice."""
+    """A share in percent, rounded down to a tenth: what is advised must suffice."""
     return int(share * 1000.0) / 10.0
 
 
@@ -124,7 +124,7 @@ class LookBack:
 
     seconds: float
     decisions: int
-    refusals: int  # for want of KV budget or by another limit, now
+    refusals: int  # for lack of KV budget or by another limit
     refusals_admitted: int
     admissions_refused: int
 
@@ -132,7 +132,7 @@ class LookBack:
 def look_back(stories: Sequence[Story], seconds: float, budget: Callable[[Scales], float | None]) -> LookBack:
     """``stories`` latest first; ``budget`` gives the new budget for a moment's scales, None: no limit."""
     hold = _usual_hold(stories)
-    held: deque[tuple[float, float]] = deque()  # (until, tokens) of what only the look back admits
+    held: deque[tuple[float, float]] = deque()  # (until, tokens) of requests that only the look back admits
     extra, refusals, admitted, refused = 0.0, 0, 0, 0
     for story in reversed(stories):
         record = story.decision
@@ -161,7 +161,7 @@ def look_back(stories: Sequence[Story], seconds: float, budget: Callable[[Scales
 
 
 def with_margin(margin_ratio: float) -> Callable[[Scales], float | None]:
-    """The budget of a moment, had the margin been another."""
+    """What the budget of a moment would have been with another margin."""
     return lambda scales: scales.capacity_tokens * (1.0 - margin_ratio) * scales.pressure_ratio
 
 

@@ -1,6 +1,6 @@
 """Leases: what admitted requests hold, from admission to their end.
 
-What several hold together (``prefixes``) is in the sums once; a lease by itself is told with all it reads.
+What several leases share (``prefixes``) is in the sums once; a single lease counts all that it reads.
 
 Law 1: one lease, ended once. ``Ledger.end`` is the only way out of the ledger, and a second end of the
 same lease raises. When nothing runs, every sum below is exactly zero (they are sums of integers).
@@ -19,8 +19,8 @@ from kvctl.core.records import record
 class Lease:
     """One admitted request.
 
-    ``output_tokens`` counts over all sequences; ``streaming`` leases are told of their tokens, the others
-    advance by the engine's measured decode rate.
+    ``output_tokens`` counts over all sequences; ``streaming`` leases are updated with their tokens, the
+    others advance at the engine's measured decode rate.
     """
 
     id: str
@@ -28,7 +28,7 @@ class Lease:
     claim: Claim
     streaming: bool
     admitted_at: float
-    cached_tokens: int = 0  # of its prompts, that the engine had computed for others when it was admitted
+    cached_tokens: int = 0  # prompt tokens that the engine had computed for others when it was admitted
     first_token_at: float | None = None
     last_token_at: float | None = None
     output_tokens: float = 0.0  # a float, since events are scaled by the tokens that each stands for
@@ -79,13 +79,13 @@ class LedgerError(RuntimeError):
 
 
 class Ledger:
-    """All leases of one engine. ``sharing``: whether the engine is believed to keep common prefixes once."""
+    """All leases of one engine. ``sharing``: whether common prefixes are counted once."""
 
     def __init__(self) -> None:
         self.prefixes = Prefixes()
         self.sharing = False
         self.moved = Changes()  # by the last opening or end
-        self.leases: dict[str, Lease] = {}  # that are open, by their ids
+        self.leases: dict[str, Lease] = {}  # the open ones, by id
         self._claimed = 0
         self.sequences = 0  # that the engine runs for all leases
         self.get = self.leases.get
@@ -107,7 +107,7 @@ class Ledger:
 
     @property
     def shared_tokens(self) -> int:
-        """KV tokens that the leases hold together less than each for itself."""
+        """KV tokens that the leases save by sharing."""
         return self.prefixes.saved
 
     def without_token(self) -> int:
@@ -119,7 +119,7 @@ class Ledger:
         return sum([lease.held_tokens() for lease in self]) - self.prefixes.saved
 
     def share(self, *, sharing: bool) -> bool:
-        """Believe that common prefixes are kept once, or do no more; returns whether that is news."""
+        """Count common prefixes once, or no longer; returns whether that is a change."""
         if sharing == self.sharing:
             return False
         self.sharing, self.prefixes = sharing, Prefixes()

@@ -51,11 +51,6 @@ class Node:
         """KV tokens in whole blocks."""
         return self.end - self.start
 
-    @property
-    def shared(self) -> bool:
-        """Whether more than one sequence holds it."""
-        return self.weight > 1
-
     def upwards(self) -> Iterator["Node"]:
         """This node and those above it, the root left out."""
         node = self
@@ -182,15 +177,6 @@ class Prefixes:
     def holds(self, lease_id: str, index: int) -> bool:
         """Whether a prompt is in the tree."""
         return (lease_id, index) in self._leaves
-
-    def nodes(self) -> Iterator[Node]:
-        """All nodes, each before those below it."""
-        waiting = list(self._roots.values())
-        while waiting:
-            node = waiting.pop()
-            if node.parent is not None:
-                yield node
-            waiting += node.children.values()
 
     def shared_nodes(self) -> list[Node]:
         """The roots, and all nodes that more than one sequence holds, each after those below it."""

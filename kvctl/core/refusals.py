@@ -30,7 +30,7 @@ def unavailable(event: Arrived, reason: RejectReason, retry: RetryHints) -> Reje
     return Reject(event.request_id, reason, needed_tokens=prompt, prompt_tokens=prompt, retry_after_s=wait)
 
 
-def later(case: Case, obstacle: Obstacle, wait_s: float, peak: float, budget: int) -> Reject:
+def later(case: Case, obstacle: Obstacle, wait_s: float | None, peak: float, budget: int) -> Reject:
     """Not now. ``peak`` is the forecast peak of what is in flight without it."""
     return Reject(
         case.event.request_id,
@@ -45,14 +45,16 @@ def later(case: Case, obstacle: Obstacle, wait_s: float, peak: float, budget: in
     )
 
 
-def seconds_at_best(obstacle: Obstacle, retry: RetryHints, now: float) -> float:
-    """The same as a guess among others: nothing is promised by it; a second where no rate is known."""
+def seconds_at_best(obstacle: Obstacle | None, ahead: float, retry: RetryHints, now: float) -> float | None:
+    """The same for somebody who only asks: nothing is promised or spread; None: no rate is known."""
+    if obstacle is None:
+        return 0.0
     if obstacle.seconds is not None:
         return obstacle.seconds
-    amount, rate = obstacle.tokens, retry.rate(now)
+    amount, rate = obstacle.tokens + ahead, retry.rate(now)
     if obstacle.sequences is not None:
         amount, rate = obstacle.sequences, retry.ends_per_s(now)
-    return 1.0 if rate is None else amount / rate
+    return None if rate is None else amount / rate
 
 
 def seconds_until_gone(obstacle: Obstacle, ahead: float, retry: RetryHints, now: float) -> float:

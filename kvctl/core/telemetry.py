@@ -11,6 +11,9 @@ from typing import Any
 
 from kvctl.core.outcomes import Absence
 
+MAX_RANKS = 128
+"""Of one engine: each costs a gate of its own, so a page or an answer that tells of more is not believed."""
+
 _NOTHING_ABSENT: Mapping[str, Absence] = MappingProxyType({})
 
 
@@ -106,7 +109,8 @@ def with_pool(samples: Sequence[RankSample], info: EngineInfo) -> tuple[RankSamp
     """Samples in which ``info`` tells the pool where the page does not; invented where there is no page."""
     if info.rank_capacity_tokens is None:
         return tuple(samples)
-    invented = [RankSample(rank=str(rank), at=0.0) for rank in range(info.ranks or 1)]
+    ranks = range(0 if samples else min(info.ranks or 1, MAX_RANKS))
+    invented = [RankSample(rank=str(rank), at=0.0) for rank in ranks]
     return tuple(
         sample
         if sample.capacity_tokens

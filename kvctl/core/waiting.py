@@ -67,26 +67,35 @@ class WaitingRoom:
 
     def enter(self, case: Case, obstacle: Obstacle, now: float) -> Queued | None:
         """Let it wait; None: it is to be refused at once."""
-        if obstacle.reason in TENANT_LIMITS or not self.queue.has_room(case.event.body_bytes):
+        starts_in = self.foreseen(case, obstacle, now)
+        if starts_in is None:
             return None
-        budget = self._supply.budget.tokens
-        large = self._reserves and case.own > LARGE_SHARE * budget
-        if not large and case.own > budget:
-            return None
-        longest = self._longest(large=large)
-        starts_in = self._starts_in(case, obstacle, now, large=large)
-        if starts_in is None or starts_in > longest:
-            return None
+        large = self._is_large(case)
         self.queue.add(
             Waiter(
                 case=case,
                 large=large,
                 since=now,
-                deadline=now + longest,
+                deadline=now + self._longest(large=large),
                 reason=obstacle.reason,
             )
         )
         return Queued(case.event.request_id, obstacle.reason, case.priority, starts_in)
+
+    def foreseen(self, case: Case, obstacle: Obstacle, now: float) -> float | None:
+        """Seconds until it starts, were it to wait; None: it may not. Nothing is promised by it."""
+        if not self.open or obstacle.reason in TENANT_LIMITS:
+            return None
+        if not self.queue.has_room(case.event.body_bytes):
+            return None
+        large = self._is_large(case)
+        if not large and case.own > self._supply.budget.tokens:
+            return None
+        starts_in = self._starts_in(case, obstacle, now, large=large)
+        return None if starts_in is None or starts_in > self._longest(large=large) else starts_in
+
+    def _is_large(self, case: Case) -> bool:
+        return self._reserves and case.own > LARGE_SHARE * self._supply.budget.tokens
 
     def _longest(self, *, large: bool) -> float:
         """A large one has lost its TTFT target anyway."""

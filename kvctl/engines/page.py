@@ -18,7 +18,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from kvctl.core.outcomes import SourceFault
 from kvctl.engines.base import PageError
 
+MAX_PAGE_LINES = 400_000  # of a whole page; 128 ranks have about 77,000
 MAX_LINES = 20_000  # wanted lines; 128 ranks have about 5,000
+MAX_WANTED_CHARS = 2_097_152  # of those together; 128 ranks have about 800,000
+_ESCAPE_CHARS = 16  # as which each escape counts: the parser takes so much longer for it
 MAX_LINE_CHARS = 16_384  # the longest line of a real page has 1,300
 _SLICE_CHARS = 262_144
 
@@ -48,7 +51,7 @@ def read_page(page: str, wanted: AbstractSet[str], marks: tuple[str, ...] = ()) 
     """Readings of the series named in ``wanted``; presence of series that start with one of ``marks``.
 
     Raises PageError: ``unparsable`` when the text is no exposition or a wanted line is broken,
-    ``too_large`` when more lines are wanted than any real engine has.
+    ``too_large`` when there are more lines, or more to be parsed of them, than any real engine has.
     """
     kept: list[str] = []
     seen: set[str] = set()
@@ -69,10 +72,17 @@ def read_page(page: str, wanted: AbstractSet[str], marks: tuple[str, ...] = ()) 
                 seen |= _marks_of(head, marks)
         if len(kept) > MAX_LINES:
             raise PageError(SourceFault.TOO_LARGE, f"more than {MAX_LINES} lines of known series")
+    _bound_cost(kept)
     if not kept and not is_exposition(page):
         raise PageError(SourceFault.UNPARSABLE, "not a Prometheus exposition")
     readings = (reading for line in kept for reading in _parse(line.strip()))
     return Page(tuple(readings), frozenset(seen))
+
+
+def _bound_cost(lines: list[str]) -> None:
+    """Raises PageError where parsing these would take seconds."""
+    if sum(map(len, lines)) + _ESCAPE_CHARS * sum(line.count("\\") for line in lines) > MAX_WANTED_CHARS:
+        raise PageError(SourceFault.TOO_LARGE, f"more than {MAX_WANTED_CHARS} characters of known series")
 
 
 def is_exposition(page: str) -> bool:
@@ -83,7 +93,12 @@ def is_exposition(page: str) -> bool:
 
 
 def _slices(page: str) -> Iterator[list[str]]:
-    """Lines, some at a time. Only a line feed ends one: label values may hold every other separator."""
+    """Lines, some at a time. Only a line feed ends one: label values may hold every other separator.
+
+    Raises PageError where there are too many.
+    """
+    if page.count("\n") > MAX_PAGE_LINES:
+        raise PageError(SourceFault.TOO_LARGE, f"more than {MAX_PAGE_LINES} lines")
     start = 0
     while start < len(page):
         end = page.find("\n", start + _SLICE_CHARS)

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvctl.core.outcomes import Absence
-from kvctl.core.telemetry import LengthHistogram, RankSample
+from kvctl.core.outcomes import Absence, SourceFault
+from kvctl.core.telemetry import MAX_RANKS, LengthHistogram, RankSample
+from kvctl.engines.base import PageError
 from kvctl.engines.page import Reading
 from kvctl.engines.values import known, lengths
 
@@ -36,12 +37,11 @@ def by_name(readings: Iterable[Reading], names: Iterable[str], prefixes: Sequenc
     return {name: next((found[p + name] for p in prefixes if found[p + name]), []) for name in names}
 
 
-def narrowed(series: Series, label: str, value: str) -> Series:
-    """Only the readings whose ``label`` has ``value``."""
-    return {
-        name: [reading for reading in readings if reading.labels.get(label) == value]
-        for name, readings in series.items()
-    }
+def of_engine(ranks: list[str]) -> list[str]:
+    """``ranks`` of a page, where one engine can have so many. Raises PageError."""
+    if len(ranks) > MAX_RANKS:
+        raise PageError(SourceFault.TOO_LARGE, f"the page has {len(ranks)} ranks, more than {MAX_RANKS}")
+    return ranks
 
 
 def wanted(names: Iterable[str], prefixes: Sequence[str]) -> frozenset[str]:

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvctl.core.outcomes import Absence, SourceFault
-from kvctl.core.telemetry import EngineInfo, RankSample
+from kvctl.core.telemetry import MAX_RANKS, EngineInfo, RankSample
 from kvctl.engines.base import PageError, Route
 from kvctl.engines.page import Page, Reading, read_page
 from kvctl.engines.series import (
@@ -30,6 +30,7 @@ from kvctl.engines.series import (
     length,
     length_histogram,
     name_of,
+    of_engine,
     sample_of,
     text,
     wanted,
@@ -83,7 +84,7 @@ class SGLang:
         if not any(series.values()):
             raise PageError(SourceFault.NO_SERIES, "no series of SGLang on the page")
         labels = {r.labels.get("dp_rank", "") for readings in series.values() for r in readings} - {""}
-        ranks = sorted(labels, key=lambda rank: (len(rank), rank)) or ["0"]
+        ranks = of_engine(sorted(labels, key=lambda rank: (len(rank), rank))) or ["0"]
         return [_sample(rank, rank == ranks[0], series, at) for rank in ranks]
 
     def parse_info(self, answer: Mapping[str, Any]) -> EngineInfo:
@@ -95,6 +96,7 @@ class SGLang:
         pool = length(answer.get("max_total_num_tokens"))
         name = text(answer.get("served_model_name")) or text(answer.get("model_path"))
         ranks = length(answer.get("dp_size")) or 1
+        ranks = ranks if ranks <= MAX_RANKS else 1  # no engine has so many: that is no number of ranks
         each = length(state.get("effective_max_running_requests_per_dp"))
         return EngineInfo(
             engine=self.name,

@@ -9,10 +9,27 @@ from dataclasses import replace
 from typing import Any
 
 from kvctl.core.telemetry import EngineInfo, RankSample
-from kvctl.engines.base import Route
-from kvctl.engines.sim_routes import ROUTES
+from kvctl.engines.base import Form, Route
+from kvctl.engines.route_table import generating, passed
 from kvctl.engines.vllm import VLLM
 
+_GENERATE = (
+    ("/generate", "generate", Form.PLAIN_GENERATE),
+    ("/v1/chat/completions", "chat", Form.CHAT),
+    ("/v1/completions", "completions", Form.COMPLETION),
+    ("/v1/responses", "responses", Form.RESPONSES),
+)
+_PASS = (
+    ("GET", "/v1/models", "models"),
+    ("GET", "/version", "version"),
+    ("GET", "/health", "health"),
+    ("GET", "/ping", "ping"),
+    ("GET", "/metrics", "metrics"),
+    ("POST", "/tokenize", "tokenize"),
+    ("POST", "/detokenize", "detokenize"),
+    ("GET", "/v1/responses/*", "responses_stored"),
+    ("POST", "/v1/responses/*", "responses_stored"),  # /cancel
+)
 DEFAULT_OUTPUT = 512
 
 
@@ -23,7 +40,7 @@ class Sim:
     metrics_path = "/metrics"
     info_path = "/v1/models"
     more_info_paths: tuple[str, ...] = ()
-    routes: tuple[Route, ...] = ROUTES
+    routes: tuple[Route, ...] = (*generating(_GENERATE), *passed(_PASS))
     pins_ranks = True
     clamps_output = True
 

@@ -9,7 +9,6 @@ series (multi-process mode, an aggregator between): equal ones are one, contradi
 set-up is named unsupported; LoRA series, whose values are no counts (never read).
 """
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +16,20 @@ from kvctl.core.outcomes import Absence, SourceFault
 from kvctl.core.telemetry import EngineInfo, RankSample
 from kvctl.engines.base import Form, PageError, Route
 from kvctl.engines.page import Page, Reading, read_page
-from kvctl.engines.series import Source, agreed, field_of, length_histogram, sample_of
+from kvctl.engines.series import (
+    Series,
+    Source,
+    agreed,
+    by_name,
+    field_of,
+    label_of,
+    length,
+    length_histogram,
+    name_of,
+    of_engine,
+    sample_of,
+    text,
+)
 from kvctl.engines.values import count, counter, flag, ratio
 from kvctl.engines.vllm_pool import Pool, read_pool
 from kvctl.engines.vllm_routes import ROUTES
@@ -72,8 +84,9 @@ class VLLM:
     def parse_metrics(self, page: str, at: float) -> list[RankSample]:
         """One sample per data-parallel rank. Raises PageError."""
         read = read_page(page, _WANTED, _CONNECTOR_MARKS)
-        series = _by_name(read.readings)
-        if not any(series.get(name) for name in _NAMES):
+        own = by_name(read.readings, _NAMES, _PREFIXES)
+        series = {**own, **by_name(read.readings, (_STARTED,))}
+        if not any(own.values()):
             raise PageError(SourceFault.NO_SERIES, "no series of vLLM on the page")
         ranks = _ranks(series)
         return [_sample(rank, len(ranks), series, read, at) for rank in ranks]
@@ -82,11 +95,10 @@ class VLLM:
         """``/v1/models``: names that may be asked for (adapters too) and the context length."""
         cards = answer.get("data")
         models = [card for card in cards if isinstance(card, Mapping)] if isinstance(cards, list) else []
-        names = tuple(card["id"] for card in models if isinstance(card.get("id"), str) and card["id"])
-        contexts = {card.get("max_model_len") for card in models if _is_length(card.get("max_model_len"))}
+        contexts = {tokens for card in models if (tokens := length(card.get("max_model_len"))) is not None}
         return EngineInfo(
             engine=self.name,
-            models=names,
+            models=tuple(name for card in models if (name := text(card.get("id"))) is not None),
             context_tokens=contexts.pop() if len(contexts) == 1 else None,
             clamps_output=self.clamps_output,
         )
@@ -96,27 +108,14 @@ class VLLM:
         return 16 if route.form is Form.COMPLETION else None
 
 
-def _is_length(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
-def _by_name(readings: Sequence[Reading]) -> dict[str, list[Reading]]:
-    """Readings by name without prefix. A re-exported copy (``vllm_``) counts where the original lacks."""
-    found: defaultdict[str, list[Reading]] = defaultdict(list)
-    for reading in readings:
-        found[reading.name].append(reading)
-    plain = {name: found["vllm:" + name] or found["vllm_" + name] for name in _NAMES}
-    return {_STARTED: found[_STARTED], **plain}
-
-
 def _rank_label(reading: Reading) -> str:
     return reading.labels.get("engine", "")
 
 
-def _ranks(series: Mapping[str, list[Reading]]) -> list[str]:
+def _ranks(series: Series) -> list[str]:
     """Ranks on the page, ascending. Before V1 there is no label ``engine``: one rank, "0"."""
     labels = {_rank_label(reading) for name in _NAMES for reading in series[name]} - {""}
-    return sorted(labels, key=lambda label: (not label.isdecimal(), len(label), label)) or ["0"]
+    return of_engine(sorted(labels, key=lambda label: (not label.isdecimal(), len(label), label))) or ["0"]
 
 
 def _of_rank(readings: Sequence[Reading], rank: str, ranks: int) -> list[Reading]:
@@ -125,7 +124,7 @@ def _of_rank(readings: Sequence[Reading], rank: str, ranks: int) -> list[Reading
     return own or [reading for reading in readings if ranks == 1 and not _rank_label(reading)]
 
 
-def _sample(rank: str, ranks: int, series: Mapping[str, list[Reading]], page: Page, at: float) -> RankSample:
+def _sample(rank: str, ranks: int, series: Series, page: Page, at: float) -> RankSample:
     mine = {name: _of_rank(readings, rank, ranks) for name, readings in series.items()}
     infos = mine[_INFO] or [reading for reading in series[_INFO] if not _rank_label(reading)]
     pool = read_pool([info.labels for info in infos if info.value == 1], ranks)
@@ -136,32 +135,19 @@ def _sample(rank: str, ranks: int, series: Mapping[str, list[Reading]], page: Pa
         "prefix_caching": pool.prefix_caching,
         "output_lengths": length_histogram(mine[_LENGTHS]),
         "started_at": agreed(series[_STARTED], counter),
-        "usage_gauge": next((mine[name][0].name for name in SOURCES[0].names if mine[name]), ""),
+        "usage_gauge": next((name_of(mine[name]) for name in SOURCES[0].names if mine[name]), ""),
     }
     return sample_of(
         rank,
         at,
         found,
-        model=_model(mine),
+        model=label_of(mine, "model_name"),
         capacity_exact=pool.capacity_exact,
         unsupported=_unsupported(pool, page, mine, found),
     )
 
 
-def _model(mine: Mapping[str, list[Reading]]) -> str:
-    names = {
-        reading.labels["model_name"]
-        for source in SOURCES
-        for name in source.names
-        for reading in mine[name]
-        if "model_name" in reading.labels
-    }
-    return names.pop() if len(names) == 1 else ""
-
-
-def _unsupported(
-    pool: Pool, page: Page, mine: Mapping[str, list[Reading]], found: Mapping[str, object]
-) -> str | None:
+def _unsupported(pool: Pool, page: Page, mine: Series, found: Mapping[str, object]) -> str | None:
     """Set-ups whose gauges mean something else; kvctl then goes by its ledger."""
     if pool.unsupported is not None:
         return pool.unsupported

@@ -21,7 +21,7 @@ class CardProcess:
 class GpuReading:
     """One poll: samples, or the fault for which there are none. ``seconds``: how long it took.
 
-    ``processes``: by UUID, who computes there; a card that is not in it does not tell.
+    ``processes``: by UUID, the processes that compute on a card; a card that is missing does not tell.
     """
 
     samples: tuple[GpuSample, ...] = ()
@@ -40,9 +40,9 @@ class GpuSource(Protocol):
         ...
 
     async def pause(self, seconds: float) -> tuple[CardEvent, ...]:
-        """Let ``seconds`` pass, or less: whatever the driver tells meanwhile ends the pause."""
+        """Wait for ``seconds``; messages of the driver end the pause early, and are returned."""
         ...
 
     async def close(self) -> None:
-        """Let go of the driver; a later ``read`` takes hold of it again."""
+        """Release the driver; a later ``read`` opens it again."""
         ...

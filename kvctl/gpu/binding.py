@@ -1,8 +1,8 @@
-"""The Python binding of NVML, found for certain, and its errors as codes.
+"""Finds the right Python binding of NVML, and turns its errors into codes.
 
-The binding is the distribution ``nvidia-ml-py``, whose module is called ``pynvml``. A deprecated
-distribution of that very name, when it is installed too, can put a package in the module's place: older
-names, and a warning at every start. Then nvidia-ml-py's own file is loaded, and ``shadowed`` says so.
+The binding is the distribution ``nvidia-ml-py``, whose module is called ``pynvml``. If a deprecated
+distribution named ``pynvml`` is installed too, its package can take the module's place, with older names and
+a warning at every start. Then nvidia-ml-py's own file is loaded, and ``shadowed`` says so.
 """
 
 import importlib
@@ -79,17 +79,17 @@ class NvmlFailure(Exception):  # noqa: N818 - a failed call, told by its code
 
     @property
     def fault(self) -> SourceFault:
-        """The word for a poll that ended so."""
+        """The word for a poll that failed with it."""
         return _FAULTS.get(self.code, SourceFault.FAILED)
 
     @property
     def absence(self) -> Absence:
-        """The word for a reading that ended so."""
+        """The word for a reading that failed with it."""
         return _ABSENCES.get(self.code, Absence.FAILED)
 
 
 class Nvml:
-    """Calls into the binding; whatever goes wrong in one is an NvmlFailure."""
+    """Calls into the binding; every failure of a call is an NvmlFailure."""
 
     def __init__(self, module: Any) -> None:
         self.module = module
@@ -103,7 +103,7 @@ class Nvml:
             return function(*arguments)
         except self.module.NVMLError as error:
             raise NvmlFailure(error.value, name, str(error)) from error
-        except Exception as error:  # a binding and a driver of different times break in many ways
+        except Exception as error:  # a binding and a driver of different ages fail in many ways
             raise NvmlFailure(Code.UNKNOWN, name, f"{type(error).__name__}: {error}") from error
 
 

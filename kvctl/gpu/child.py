@@ -1,7 +1,7 @@
-"""``python -m kvctl.gpu.child SELECTOR...``: NVML in a process of its own, asked and answered over pipes.
+"""``python -m kvctl.gpu.child SELECTOR...``: NVML in a process of its own, asked over pipes.
 
-It ends when nobody asks any more (end of stdin, or its parent's death), and by nothing else: a stop signal
-to the whole service is its parent's to act upon. What the driver's library prints goes to stderr.
+It ends only when nobody can ask any more (end of stdin, or its parent's death): a stop signal to the whole
+service is for its parent to act upon. What the driver's library prints goes to stderr.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Lines(logging.Handler):
-    """Keeps what the session says until an answer takes it along."""
+    """Keeps the session's log lines until an answer carries them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Lines(logging.Handler):
         self._kept.append((record.levelno, record.getMessage()))
 
     def taken(self) -> tuple[tuple[int, str], ...]:
-        """What was said since the last time."""
+        """The lines since the last call."""
         kept, self._kept = tuple(self._kept), []
         return kept
 
@@ -69,11 +69,11 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before that was in force
+    if os.getppid() != parent:  # the parent died before this took effect
         return
     with os.fdopen(os.dup(1), "wb") as out:
         os.dup2(2, 1)
-        _say(out, Answer(number=0))  # it runs: from here on time counts against the driver
+        _say(out, Answer(number=0))  # tells that it runs: from here on delays are the driver's
         said = Lines()
         logger = logging.getLogger("kvctl.gpu")
         logger.setLevel(logging.INFO)

@@ -1,4 +1,4 @@
-"""What NVML shows of this machine: every card, each MIG instance in place of its partitioned card.
+"""The cards that NVML shows on this machine; a partitioned card is replaced by its MIG instances.
 
 An error of one card stays with that card: its index is listed as lost or denied, the others as they are.
 """
@@ -59,7 +59,7 @@ def _at(nvml: Nvml, index: int) -> list[Card]:
 def _partitioned(nvml: Nvml, handle: object) -> bool:
     try:
         current, _pending = nvml.call("nvmlDeviceGetMigMode", handle)
-    except NvmlFailure:  # most cards do not know the word
+    except NvmlFailure:  # most cards do not support the query
         return False
     return bool(current == _MIG_ENABLED)
 

@@ -1,4 +1,4 @@
-"""What the driver tells of by itself: Xid errors and memory errors, and which of them end the engine.
+"""What the driver reports by itself: Xid errors and memory errors, and which of them end the engine.
 
 The numbers are the driver's own (NVIDIA's "Xid errors" document). Each is one of three kinds: ``fatal`` ends
 every context on the card, or the card; ``application`` is the fault, or the end, of one program, which need
@@ -16,7 +16,7 @@ class EventKind(StrEnum):
 
     XID_FATAL = "xid_fatal"  # all contexts on the card are over, or the card is
     XID_APPLICATION = "xid_application"  # one program's own fault
-    XID_OTHER = "xid_other"  # told; nothing follows from it now
+    XID_OTHER = "xid_other"  # reported; nothing follows from it now
     ECC_UNCORRECTED = "ecc_uncorrected"  # memory that cannot be trusted: as bad as a fatal Xid
     ECC_CORRECTED = "ecc_corrected"  # mended by the hardware
 

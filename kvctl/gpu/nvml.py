@@ -2,10 +2,9 @@
 
 Law 6: nothing slow on the loop. NVML calls can take seconds and can fail to return at all; a read that passes
 its deadline abandons its worker, and the source is HUNG. A replacement may be started, with growing pauses,
-but never while two workers hang already.
-Law 8: degraded is a state. No exception leaves ``read``: a poll without a reading has a word for it. A
-lost card has one log line when it goes and one when it is back. A crash inside NVML ends the process that
-called it: with ``Isolation.PROCESS`` that is a state too, CRASHED.
+but never while two workers hang already. Law 8: degraded is a state. No exception leaves ``read``: a poll
+without a reading carries a word for why. A lost card gets one log line when it goes and one when it is back.
+A crash inside NVML ends the process that called it; with ``Isolation.PROCESS`` that is a state too, CRASHED.
 """
 
 import asyncio
@@ -30,7 +29,7 @@ from kvctl.gpu.worker import Isolation, ThreadWorker, Worker, WorkerGoneError
 log = logging.getLogger("kvctl.gpu")
 
 _MOST_HUNG = 2
-_SLICE_S = 0.25  # of a pause: closing waits for no more than that
+_SLICE_S = 0.25  # longest wait in one piece: closing waits no longer than that
 _ANEW = frozenset(
     {SourceFault.LIBRARY_MISSING, SourceFault.DRIVER_MISMATCH}
 )  # cured by another library alone
@@ -46,7 +45,7 @@ class NvmlSource:
         module: The binding, for ``Isolation.THREAD``; None: found with ``load_binding``.
         clock: Monotonic seconds.
 
-    ``restarts`` counts the workers that were given up, by the fault that they brought.
+    ``restarts`` counts the workers that were given up, by fault.
     """
 
     def __init__(
@@ -80,7 +79,7 @@ class NvmlSource:
         return reading
 
     async def pause(self, seconds: float) -> tuple[CardEvent, ...]:
-        """Wait for what the driver tells of itself; where it tells nothing, let the time pass."""
+        """Wait for messages of the driver; where it sends none, let the time pass."""
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         while (left := until - loop.time()) > 0:
@@ -94,7 +93,7 @@ class NvmlSource:
         return ()
 
     async def close(self) -> None:
-        """Give the driver back and end the worker; one that hangs is left. A later read starts anew."""
+        """Release the driver and end the worker; one that hangs is left behind. A later read starts anew."""
         async with self._lock:
             worker, self._worker = self._worker, None
             if worker is not None:
@@ -127,7 +126,7 @@ class NvmlSource:
         return reading
 
     async def _wait(self, seconds: float) -> tuple[CardEvent, ...] | None:
-        """Of the worker that is there; none is started for it."""
+        """Wait in the existing worker; none is started for this."""
         worker = self._worker
         if worker is None:
             return None
@@ -159,7 +158,7 @@ class NvmlSource:
         return self._module
 
     def _meanwhile(self) -> GpuReading:
-        """What is told while there is no worker."""
+        """The reading while there is no worker."""
         if self._given_up is None or len(self._hung) >= _MOST_HUNG:
             return GpuReading(fault=SourceFault.HUNG, detail=f"{len(self._hung)} calls have not returned")
         return self._given_up
@@ -174,7 +173,7 @@ class NvmlSource:
         return self._given_up
 
     async def _end_for_now(self, worker: Worker, reading: GpuReading) -> None:
-        """A library that is loaded stays loaded: only another process finds the one that fits the driver."""
+        """End the worker: a library stays loaded, so only a new process finds one that fits the driver."""
         self._worker = None
         self._backoff.failed(self._clock())
         self._given_up = reading
@@ -182,13 +181,13 @@ class NvmlSource:
 
 
 class _Lost:
-    """Which cards the log has been told are lost: one line when one goes, one when it returns."""
+    """Logs lost cards: one line when a card goes, one when it returns."""
 
     def __init__(self) -> None:
         self._told: frozenset[str] = frozenset()
 
     def tell(self, reading: GpuReading) -> None:
-        """Tell what is new in ``reading``; the reading's own fault is told by whoever polls."""
+        """Log what is new in ``reading``; a fault of the whole reading is logged by the poller."""
         if reading.fault is not None:
             return
         lost = frozenset(sample.uuid for sample in reading.samples if sample.lost)

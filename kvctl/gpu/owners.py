@@ -1,8 +1,8 @@
-"""Which processes are an engine's: whoever listens on its port on this machine, and their descendants.
+"""Which processes are an engine's: those that listen on its port on this machine, and their descendants.
 
 Where none of those computes on a card, their control group counts as well: launchers start the server and its
-workers side by side. All of this is what /proc shows to kvctl's user: processes of another user, of another
-container, or hidden by ProtectProc are not found, and then ``why`` says so. Blocking: run it in a thread.
+workers side by side. All of it is read from /proc as kvctl's user: processes of another user, of another
+container, or hidden by ProtectProc are not found, and then ``why`` says so. Blocks: run it in a thread.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ _LISTENS = "0A"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owners:
-    """``pids`` descend from who listens; ``group``: all of their control group. ``why``: there are none."""
+    """``pids``: listeners and descendants; ``group``: their control group. ``why`` none was found."""
 
     pids: frozenset[int] = frozenset()
     group: frozenset[int] = frozenset()
@@ -41,7 +41,7 @@ def owners_of(url: str, proc: Path = _PROC) -> Owners:
 
 
 def _is_here(host: str) -> bool:
-    """Whether an address is one of this machine's: it can be bound. Names are not looked up."""
+    """Whether an address is this machine's: whether it can be bound. Names are not looked up."""
     if host == "localhost":
         return True
     try:
@@ -93,7 +93,7 @@ def _with_descendants(pids: set[int], proc: Path) -> frozenset[int]:
 
 
 def _group(pid: int, proc: Path) -> frozenset[int]:
-    """Who is in a process's control group; nobody where that is the root's, or kvctl's own."""
+    """The processes of a process's control group; none where that is the root's, or kvctl's own."""
     group = _group_of(proc / str(pid))
     if group in ("", "/", _group_of(proc / "self")):
         return frozenset()

@@ -1,7 +1,7 @@
-"""Which processes compute on a card, as NVML tells: the way from an engine to its cards.
+"""Which processes compute on a card, as NVML says: this is how an engine's cards are found.
 
 Law 3: what a process holds is unknown, not zero, where the driver does not say it (WSL, WDDM, MIG parents);
-nothing is summed over processes. In a container NVML tells pids of the host, or none.
+nothing is summed over processes. In a container NVML gives pids of the host, or none.
 """
 
 from collections.abc import Iterable
@@ -36,7 +36,7 @@ def read_processes(nvml: Nvml, cards: Iterable[Card]) -> tuple[Found, dict[str, 
 
 
 def _running(nvml: Nvml, handle: object) -> Any:
-    """With the call of drivers from 515 on, or its forerunner."""
+    """By the call of drivers from 515 on, else by the older one."""
     try:
         return nvml.call("nvmlDeviceGetComputeRunningProcesses_v3", handle)
     except NvmlFailure as failure:

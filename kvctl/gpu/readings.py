@@ -3,9 +3,10 @@
 Law 3: unknown is not zero. A total of 0 that the driver calls a success, free above total, and the
 all-ones word that some drivers hand out for "not available" are absences, never numbers.
 
-Memory: the versioned call (v2) tells the driver's own reserve apart, the plain one (v1) counts it as used;
-``free`` is the same in both. On some drivers v2 exists and fails: v1 then serves, remembered. Cards that
-share the system's memory have neither: there /proc/meminfo's MemAvailable is what an allocation can get.
+Memory: the versioned call (v2) gives the driver's own reserve separately, the plain one (v1) counts it as
+used; ``free`` is the same in both. On some drivers v2 exists and fails: v1 is then used from there on. Cards
+that share the system's memory have neither: for them /proc/meminfo's MemAvailable is what an allocation can
+get.
 """
 
 import logging
@@ -50,7 +51,7 @@ _IDLE = 0x0001
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """A card's memory in bytes; None is told by ``absent``. ``failure`` is what the last call said."""
+    """A card's memory in bytes; ``absent`` says why a value is missing. ``failure``: of the last call."""
 
     values: Mapping[str, Any] = field(default_factory=dict)  # int by field name
     absent: Mapping[str, Absence] = field(default_factory=dict)
@@ -59,7 +60,7 @@ class Memory:
 
 
 class MemoryReader:
-    """Reads memory with v2 while it works, with v1 once it was seen to work where v2 does not."""
+    """Reads memory by v2 while that works, and by v1 once that was seen to work where v2 does not."""
 
     def __init__(self, nvml: Nvml, meminfo: Path = Path("/proc/meminfo"), *, announced: bool = False) -> None:
         self._nvml = nvml
@@ -121,7 +122,7 @@ def _unknown(failure: NvmlFailure) -> Memory:
 
 
 def _split(info: Any, *, has_reserved: bool) -> Memory:
-    """What a memory struct says, judged."""
+    """The values of a memory struct, each checked."""
     total, free = int(info.total), int(info.free)
     if not 0 < total < _MOST_BYTES or free > total:
         return Memory(absent=dict.fromkeys(_BYTES, Absence.OUT_OF_RANGE))
@@ -145,7 +146,7 @@ def _put(name: str, value: int, most: int, values: dict[str, int], absent: dict[
 def read_card(
     nvml: Nvml, card: Card, memory: MemoryReader, at: float
 ) -> tuple[GpuSample, NvmlFailure | None]:
-    """One sample, and what its memory reading failed with. Never raises."""
+    """One sample, and the failure of its memory reading. Never raises."""
     if card.state is not CardState.PRESENT:
         return unreadable(card, at, _STATE_ABSENCE[card.state]), None
     held = memory.read(card.handle)
@@ -175,7 +176,7 @@ def unreadable(card: Card, at: float, why: Absence) -> GpuSample:
 
 
 def _read_optional(nvml: Nvml, handle: object) -> tuple[dict[str, Any], dict[str, Absence]]:
-    """The readings that kvctl explains things with but can do without."""
+    """Readings that explain things, but that kvctl can do without."""
     values: dict[str, Any] = {}
     absent: dict[str, Absence] = {}
     for name, read in _OPTIONAL.items():
@@ -198,7 +199,7 @@ def _temperature(nvml: Nvml, handle: object) -> float | None:
 
 
 def _throttle_reasons(nvml: Nvml, handle: object) -> tuple[str, ...]:
-    """Why the clocks are held down now, as words. Drivers before 535 have only the older name."""
+    """Why the card is throttled now, as words. Drivers before 535 have only the older name."""
     try:
         bits = int(nvml.call("nvmlDeviceGetCurrentClocksEventReasons", handle))
     except NvmlFailure as failure:

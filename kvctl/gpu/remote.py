@@ -19,12 +19,12 @@ from kvctl.gpu.worker import Events, WorkerGoneError, arguments
 
 log = logging.getLogger("kvctl.gpu")
 
-START_S = 10.0  # an interpreter's start on a machine that has much else to do
+START_S = 10.0  # for an interpreter to start on a busy machine
 _KEPT_BACK = ("KVCTL_", "NOTIFY_", "LISTEN_", "WATCHDOG_", "CREDENTIALS_")
 
 
 def environment(own: Mapping[str, str]) -> dict[str, str]:
-    """What of our environment is a driver's business."""
+    """The part of kvctl's environment that concerns a driver."""
     return {name: value for name, value in own.items() if not name.startswith(_KEPT_BACK)}
 
 
@@ -37,7 +37,7 @@ class ProcessWorker:
         self._pending: dict[int, asyncio.Future[Answer]] = {}
         self._process: asyncio.subprocess.Process | None = None
         self._listening: asyncio.Task[None] | None = None
-        self._begun = asyncio.Event()  # it runs, or never will
+        self._begun = asyncio.Event()  # set when the process runs, or never will
 
     @property
     def alive(self) -> bool:
@@ -46,7 +46,7 @@ class ProcessWorker:
 
     @property
     def pid(self) -> int | None:
-        """Of the process; None: not started."""
+        """The process id; None: not started."""
         return None if self._process is None else self._process.pid
 
     async def read(self, timeout_s: float) -> GpuReading:
@@ -57,11 +57,11 @@ class ProcessWorker:
         return found
 
     async def wait(self, wait_ms: int, timeout_s: float) -> Events:
-        """What the driver tells within ``wait_ms``."""
+        """Messages of the driver within ``wait_ms``."""
         return (await self._ask("wait", timeout_s, wait_ms)).events
 
     async def close(self, timeout_s: float) -> None:
-        """Give the driver back and end the process; after ``timeout_s`` it is killed."""
+        """Release the driver and end the process; after ``timeout_s`` it is killed."""
         if self._process is None:
             return
         try:
@@ -76,13 +76,13 @@ class ProcessWorker:
             await asyncio.gather(self._listening, return_exceptions=True)
 
     def leave(self) -> None:
-        """Kill it. Its end is waited for beside everything else."""
+        """Kill the process. Its end is awaited in the background."""
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
 
     async def _ask(self, what: str, timeout_s: float, wait_ms: int = 0) -> Answer:
-        """Raises TimeoutError, or WorkerGoneError when it ended. An interpreter's start has its own time."""
+        """Raises TimeoutError, or WorkerGoneError if it ended. An interpreter's start is timed separately."""
         async with asyncio.timeout(START_S):
             process = self._process or await self._start()
             await self._begun.wait()
@@ -111,7 +111,7 @@ class ProcessWorker:
         return process
 
     async def _listen(self, process: asyncio.subprocess.Process) -> None:
-        """Hand answers to whoever asked, until there are no more and the process has ended."""
+        """Hand answers to those who asked, until there are no more and the process has ended."""
         try:
             while process.stdout is not None and (line := await process.stdout.readline()):
                 self._take(answer(line))

@@ -1,9 +1,9 @@
 """NVML from init to shutdown, as its own thread sees it: blocking calls, nothing shared.
 
-A session starts when it is first read, and again, with growing pauses, whenever NVML went away under it:
-no library yet, a driver upgraded under a running process, device access taken by a cgroup change, device
-nodes that appear after boot. A card that was seen once and is missing now is reported as lost; the others
-are read on.
+A session starts when it is first read, and again, with growing pauses, whenever NVML is not usable: no
+library yet, a driver upgraded under a running process, device access removed by a cgroup change, device nodes
+that appear after boot. A card that was seen once and is missing now is reported as lost; the others are still
+read.
 """
 
 import logging
@@ -53,7 +53,7 @@ class NvmlSession:
         self.driver_version: str | None = None
 
     def read(self) -> GpuReading:
-        """Read the selected cards once. Never raises; inside a pause it tells the last fault again."""
+        """Read the selected cards once. Never raises; during a pause it reports the last fault again."""
         now = self._clock()
         if self._last_fault is not None and not self._backoff.due(now):
             return self._last_fault
@@ -77,13 +77,13 @@ class NvmlSession:
         )
 
     def wait(self, timeout_ms: int) -> tuple[CardEvent, ...] | None:
-        """What the driver tells within the time; None, at once: it tells nothing of itself now."""
+        """Messages of the driver within the time; None, at once: it sends none now."""
         if self._watch is None or not self._watch.usable:
             return None
         return self._watch.wait(timeout_ms)
 
     def _listen(self, there: set[str]) -> None:
-        """Register for events, and again when that broke off, or when a card that was lost is there."""
+        """Register for events; again when that broke off, or when a lost card is back."""
         if self._watch is None or self._watch.broken or there & self._watch.lost:
             if self._watch is not None:
                 self._watch.close()
@@ -95,7 +95,7 @@ class NvmlSession:
             self._processes_at = now
 
     def _with_words(self, sample: GpuSample) -> GpuSample:
-        """With the absences of what is read beside it."""
+        """``sample`` with the absences of what is read separately."""
         beside = {
             "events": {} if self._watch is None else self._watch.absent,
             "processes": self._process_absent,
@@ -104,7 +104,7 @@ class NvmlSession:
         return replace(sample, absent={**sample.absent, **words}) if words else sample
 
     def close(self) -> None:
-        """Give every handle back. A later read starts anew and selects afresh."""
+        """Release every handle. A later read starts anew and selects afresh."""
         self._shut()
         self._seen.clear()
         self._backoff.reset()
@@ -159,7 +159,7 @@ class NvmlSession:
             return None
 
     def _choose(self, cards: Sequence[Card]) -> Selection:
-        """The selection among ``cards``; what was chosen once stays chosen, by UUID, present or not."""
+        """The selection among ``cards``; a card once selected stays so, by UUID, present or not."""
         chosen: list[Card] = []
         missing: list[str] = []
         for selector in self._selectors:
@@ -185,7 +185,7 @@ class NvmlSession:
         return kept + fresh
 
     def _read_cards(self) -> tuple[GpuSample, ...]:
-        """One sample a card. Raises NvmlFailure when it is NVML, not a card, that is gone."""
+        """One sample per card. Raises NvmlFailure when NVML, and not just a card, is gone."""
         samples: list[GpuSample] = []
         failures: list[NvmlFailure] = []
         for card in self._selection.cards:
@@ -197,7 +197,7 @@ class NvmlSession:
             samples.append(sample)
         broken = [f for f in failures if f.absence is Absence.FAILED or f.code == Code.OPERATING_SYSTEM]
         if broken and all(sample.free_bytes is None for sample in samples):
-            raise broken[0]  # not one card answers: device access was taken away
+            raise broken[0]  # no card answers: device access was taken away
         return tuple(samples)
 
     def _incomplete_selection(self) -> bool:
@@ -226,7 +226,7 @@ def _census(cards: Sequence[Card]) -> str:
 
 
 def _tell(selector: Selector, cards: Sequence[Card]) -> None:
-    """Say once which cards a selector means: an index is not CUDA's."""
+    """Log once which cards a selector means: its index is not CUDA's."""
     for card in cards:
         if card.uuid:
             log.info("watching card %s: %s, %s (gpus = %s)", card.index, card.uuid, card.name, selector.text)

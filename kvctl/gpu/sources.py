@@ -8,7 +8,7 @@ from kvctl.gpu.select import parse_selector
 from kvctl.gpu.worker import Isolation
 
 NONE = "none"
-AUTO = "auto"  # every card is read; which of them are an engine's, its processes tell
+AUTO = "auto"  # every card is read; an engine's processes show which of them are its own
 
 
 def make_source(

@@ -18,7 +18,7 @@ _Job = tuple[Callable[[Any], Any], "asyncio.Future[Any]", asyncio.AbstractEventL
 
 
 class CallThread(Generic[S]):
-    """Runs calls on ``state``; ``at_end`` is called with it in the thread before that ends."""
+    """Runs calls on ``state``; ``at_end(state)`` is called in the thread before it ends."""
 
     def __init__(self, state: S, at_end: Callable[[S], None], *, name: str) -> None:
         self.state = state
@@ -40,7 +40,7 @@ class CallThread(Generic[S]):
         return await asyncio.wait_for(future, timeout_s)
 
     def leave(self) -> None:
-        """End the thread once what it is doing has returned."""
+        """Let the thread end once its current call has returned."""
         self._jobs.put(None)
 
     def _run(self) -> None:

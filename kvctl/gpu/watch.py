@@ -1,8 +1,8 @@
-"""NVML's event set: what the driver tells of without being asked.
+"""NVML's event set: what the driver reports without being asked.
 
-Events are registered on whole cards. One of a MIG instance carries the instance's number, and concerns that
-instance alone; without a number it concerns every instance of its card.
-Law 8: a card whose events cannot be had is watched without them, and ``absent`` has the word for it.
+Events are registered on whole cards. An event that carries the number of a MIG instance concerns that
+instance alone; without a number it concerns every instance of its card. Law 8: a card without events is
+watched without them, and ``absent`` has the word for why.
 """
 
 import contextlib
@@ -27,13 +27,13 @@ class EventWatch:
     """One event set over the given cards. Made and used in the thread that calls NVML."""
 
     def __init__(self, nvml: Nvml, cards: Sequence[Card]) -> None:
-        """Registers what each card supports; what it does not is in ``absent``, by UUID. Never raises."""
+        """Registers the events that each card supports; ``absent`` has the others, by UUID. Never raises."""
         self._nvml = nvml
         self._cards = [card for card in cards if card.state is CardState.PRESENT]
         self.absent: dict[str, Absence] = {}
         self._set: object = None
         self.usable = False
-        self.broken = False  # it was usable, and is not any more
+        self.broken = False  # no longer usable
         try:
             self._set = nvml.call("nvmlEventSetCreate")
         except NvmlFailure as failure:
@@ -68,7 +68,7 @@ class EventWatch:
         return [card for card in self._cards if _address(_whole(card)) == _address(handle)]
 
     def wait(self, timeout_ms: int) -> tuple[CardEvent, ...]:
-        """What came within ``timeout_ms``, and everything behind it. After a failure it is not usable."""
+        """The first event within ``timeout_ms``, and those queued behind it. After a failure it is broken."""
         found: list[CardEvent] = []
         while self.usable and len(found) < _MOST_AT_ONCE:
             try:
@@ -82,10 +82,10 @@ class EventWatch:
         return tuple(found)
 
     def close(self) -> None:
-        """Give the set back."""
+        """Release the set."""
         self.usable = False
         if self._set is not None:
-            with contextlib.suppress(NvmlFailure):  # what went away needs no end
+            with contextlib.suppress(NvmlFailure):  # if NVML went away there is nothing to release
                 self._nvml.call("nvmlEventSetFree", self._set)
             self._set = None
 
@@ -105,7 +105,7 @@ class EventWatch:
         return [card for card in cards if self._instance(card) in (None, instance)]
 
     def _instance(self, card: Card) -> int | None:
-        """The number of a card that is an instance; None: it is whole, or does not tell."""
+        """The instance's number; None: it is a whole card, or does not tell."""
         if card.parent is None:
             return None
         try:

@@ -5,14 +5,13 @@ warm-up infers the batch's total tokens from the memory that is left; every laye
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
 
 from kvctl.plan.errors import PlanError
 from kvctl.plan.pages import Kind, ceil_div, request_blocks, token_bytes
 from kvctl.plan.setup import Engine, Setup
-from kvctl.plan.sglang import sglang_pool_of_tokens, sglang_tokens
+from kvctl.plan.sglang import sglang_pool, sglang_tokens
 from kvctl.plan.shapes import Attention, Indexer, Latent, Model, Reach, State
 from kvctl.plan.vllm import Layout, Pool, lay_out, longest_fit, pool_of
 
@@ -94,16 +93,6 @@ class VllmAccounting:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Flat:
-    """Pools of single tokens: a request costs its length."""
-
-    bytes_per_token: int
-
-    def pool(self, tokens: int, length: int) -> Pool:
-        return Pool(tokens, tokens, tokens, tokens / length, tokens)
-
-
 class SglangAccounting:
     """SGLang: full pool, sliding pool, state slots."""
 
@@ -111,7 +100,7 @@ class SglangAccounting:
         if spec is not None or setup.flags.spec_method:
             raise PlanError("--engine sglang: speculative layers are not known; leave --spec-method out")
         self._model, self._setup = model, setup
-        one = sglang_pool_of_tokens(model, setup, 1)
+        one = sglang_pool(model, setup, 1)
         self.bytes_per_token = one.bytes_per_token + one.swa_bytes_per_token
         self.bytes_per_token_beyond = one.bytes_per_token
         self.bytes_per_block = self.bytes_per_token
@@ -122,7 +111,7 @@ class SglangAccounting:
         blocks = self._setup.flags.num_gpu_blocks
         tokens = sglang_tokens(self._model, self._setup, available) if blocks is None else blocks
         length = self._setup.max_model_len
-        found = sglang_pool_of_tokens(self._model, self._setup, tokens)
+        found = sglang_pool(self._model, self._setup, tokens)
         limits = [tokens / length]
         window = max((p.window for p in self._parts() if p.reach is Reach.SLIDING), default=0)
         if found.swa_tokens:
@@ -144,7 +133,7 @@ class SglangAccounting:
 
     def details(self, pool: Pool) -> Mapping[str, object]:
         """The sizes that SGLang logs, in GiB (it writes GB)."""
-        found = sglang_pool_of_tokens(self._model, self._setup, pool.num_blocks)
+        found = sglang_pool(self._model, self._setup, pool.num_blocks)
         return {
             "k_gib": round(found.k_gib, 2), "v_gib": round(found.v_gib, 2), "swa_tokens": found.swa_tokens,
             "swa_k_gib": round(found.swa_k_gib, 2), "swa_v_gib": round(found.swa_v_gib, 2),

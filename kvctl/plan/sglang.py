@@ -31,11 +31,6 @@ class SglangPool:
     swa_bytes_per_token: int
 
 
-def sglang_pool(model: Model, setup: Setup, available: int) -> SglangPool:
-    """The pools in ``available`` bytes of one rank (all pools together)."""
-    return sglang_pool_of_tokens(model, setup, sglang_tokens(model, setup, available))
-
-
 def sglang_tokens(model: Model, setup: Setup, available: int) -> int:
     """Tokens of the full pool in ``available`` bytes, after the states and with the sliding share."""
     full, swa = _per_token(model, setup)
@@ -44,7 +39,7 @@ def sglang_tokens(model: Model, setup: Setup, available: int) -> int:
     return max(0, int(left / cost)) if cost else 0
 
 
-def sglang_pool_of_tokens(model: Model, setup: Setup, tokens: int) -> SglangPool:
+def sglang_pool(model: Model, setup: Setup, tokens: int) -> SglangPool:
     """The pools of a full pool of ``tokens`` (what ``--max-total-tokens`` or the log says)."""
     full, swa = _per_token(model, setup)
     swa_tokens = int(tokens * setup.flags.swa_full_tokens_ratio) if swa else 0

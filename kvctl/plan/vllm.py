@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from kvctl.plan.errors import PlanError
 from kvctl.plan.groups import Grouping, Placed, group_layers
-from kvctl.plan.pages import FULL_KINDS, Kind, inflated_block, pages_of, request_blocks, token_bytes
+from kvctl.plan.pages import FULL_KINDS, inflated_block, pages_of, request_blocks, token_bytes
 from kvctl.plan.setup import Setup
 from kvctl.plan.shapes import Attention, Layer, Model, Reach, State
 
@@ -187,20 +187,3 @@ def longest_fit(layout: Layout, setup: Setup, blocks: int) -> int:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if layout.blocks_for(middle, setup) <= blocks else (low, middle - 1)
     return low
-
-
-def concurrency_at(layout: Layout, setup: Setup, num_blocks: int, length: int) -> float:
-    """Requests of ``length`` tokens that the pool holds at once."""
-    return num_blocks / max(1, layout.blocks_for(length, setup))
-
-
-def needed_bytes(layout: Layout, setup: Setup, length: int) -> int:
-    """Bytes of KV memory per rank that the engine says one request of ``length`` tokens needs."""
-    one_stage = setup.version.since(*_CHECKS_ONE_STAGE)
-    block = layout.bytes_per_block if one_stage else layout.bytes_of_all_stages
-    return layout.blocks_for(length, setup) * block
-
-
-def kinds_in(layout: Layout) -> frozenset[Kind]:
-    """The kinds of page in the pool."""
-    return frozenset(group.page.kind for group in layout.grouping.groups)

@@ -101,9 +101,9 @@ class Afterlife:
             left=partial(self._left, reading.backend),
             ended=partial(self._ended, reading.backend),
         )
-        made = lease.give_to(partial(BackgroundLease, course))
-        self._leases.add(made)
         self._retry.admitted()
+        made = lease.give_to(partial(BackgroundLease, course))
+        self._leases.add(made)  # what can fail came before: from here on nobody but ``made`` ends the lease
         self.idle.clear()
         return made
 

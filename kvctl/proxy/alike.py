@@ -1,9 +1,9 @@
-"""Events of a stream that differ in their text alone: one that was decoded vouches for all that look like it.
+"""Stream events that differ in their text alone: one decoded event vouches for all that look like it.
 
-Nearly every event of a stream is the one before with another piece of text. What stands around the text is
-noted of one that was read; where it stands around another text again, the other event says the same: one more
-token and no other news. A text that holds a quote, a backslash or a control character, or is no UTF-8, may
-not end where it seems to: its event is decoded.
+Nearly every event of a stream is the previous one with another piece of text. Once an event was decoded, what
+stands around its text is remembered; a later event with the same surroundings says the same: one more token
+and nothing else. A text that holds a quote, a backslash or a control character, or is not UTF-8, may not end
+where it seems to, so its event is decoded.
 """
 
 from kvctl.proxy.chunks import HEADS
@@ -17,7 +17,7 @@ _MARKS = [
 _PROBE = b"another text"
 _DATA = b"data: "
 _ENDS = b"\n\n\r\n"  # of an event, and of the chunk that it came in
-_LARGEST = 64 * 1024  # bytes of an event that is looked at so
+_LARGEST = 64 * 1024  # bytes of an event that is compared in this way
 _PLAIN = bytes([code for code in range(0x20, 0x100) if code not in b'"\\\x7f'])
 _LONGEST_FRAMED = len(HEADS) - 1
 
@@ -27,7 +27,7 @@ _known: set[bytes] = set()  # the first short texts that were plain: most of any
 
 
 class Alike:
-    """How events look that bring one more token of the choice ``index``, and nothing else."""
+    """The look of events that bring one more token of the choice ``index``, and nothing else."""
 
     __slots__ = ("_before", "_begin", "_behind", "_behind_framed", "_end", "_end_framed", "_least", "index")
 
@@ -42,7 +42,7 @@ class Alike:
         self.index = index
 
     def fits(self, event: bytes) -> bool:
-        """Whether ``event`` (a line, without what ends it) is such a one."""
+        """Whether ``event`` (a line without its end) looks so."""
         if not (event.startswith(self._before) and event.endswith(self._behind)):
             return False
         if not self._least <= len(event) <= _LARGEST:
@@ -51,19 +51,19 @@ class Alike:
         return text in _known or _is_plain(text)
 
     def fits_framed(self, chunk: bytes) -> bool:
-        """Whether ``chunk`` is one, whole, small and plainly framed, that holds one such event alone."""
+        """Whether ``chunk`` is one small, plainly framed HTTP chunk that holds one such event alone."""
         size = len(chunk)
         if size > _LONGEST_FRAMED or (head := HEADS[size]) is None:
             return False
         text = chunk[len(head) + self._begin : self._end_framed]
-        # One comparison of all is cheaper than one of each part; what overlaps does not come to it.
+        # one comparison of the whole is cheaper than one of each part
         if chunk != b"".join((head, self._before, text, self._behind_framed)):
             return False
         return text in _known or _is_plain(text)
 
 
 def alike(event: bytes) -> Alike | None:
-    """How events look that are like ``event``; None: that cannot be said of it."""
+    """The look of events like ``event``; None where it brings anything but one plain piece of text."""
     for mark in _MARKS:
         begin = event.rfind(mark) + len(mark)
         if begin < len(mark):
@@ -77,7 +77,7 @@ def alike(event: bytes) -> Alike | None:
 
 
 def _is_plain(text: bytes) -> bool:
-    """Whether it is a text and nothing else; where it is short, that is remembered while there is room."""
+    """Whether ``text`` needs no decoding; of short ones the answer is remembered, while there is room."""
     if text.translate(None, _PLAIN) or not (text.isascii() or _is_utf8(text)):
         return False
     if len(_known) < _MOST_KNOWN and len(text) <= _SHORT:

@@ -1,4 +1,4 @@
-"""Where an answer of the engine goes, and how it ends if not well."""
+"""The errors with which an engine's answer can end, and the interfaces that its bytes go through."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,9 +10,9 @@ class UpstreamError(Exception):
 
 
 class ConnectError(UpstreamError):
-    """No connection came about: not one byte of the request was sent.
+    """No connection was made: not one byte of the request was sent.
 
-    ``own``: for want of descriptors, ports or memory on this side, which says nothing of the engine.
+    ``own``: this side lacked descriptors, ports or memory, which says nothing about the engine.
     """
 
     def __init__(self, message: str, *, own: bool = False) -> None:
@@ -21,17 +21,17 @@ class ConnectError(UpstreamError):
 
 
 class BrokenError(UpstreamError):
-    """The connection broke, or what came on it is not HTTP."""
+    """The connection broke, or what arrived on it is not HTTP."""
 
 
 class UpstreamTimeoutError(UpstreamError):
-    """Nothing came from the engine for the configured time."""
+    """Nothing arrived from the engine for the configured time."""
 
 
 class Swift(asyncio.Protocol):
-    """Stands at the engine's transport before a connection, for one answer; hands on what it does not take.
+    """Takes the connection's place at the engine's transport for one answer; hands on what it cannot handle.
 
-    ``behind``: the connection. ``noted``: called for each read that is not handed on, where not None.
+    ``behind``: the connection. ``noted``: called, where not None, for each read that is not handed on.
     """
 
     __slots__ = ("behind", "noted")
@@ -69,7 +69,7 @@ class Sink(Protocol):
     """Takes an answer's body as it comes. Called from the connection's callbacks: must not block or raise."""
 
     def data(self, data: bytes, framed: bytes = b"") -> None:
-        """More of the body, without its transfer framing; ``framed``: as it came, where it came in chunks."""
+        """More of the body, without its chunk framing; ``framed``: the same with it, where it had one."""
 
     def finished(self, error: UpstreamError | None) -> None:
-        """The answer is over: whole (None), or broken off."""
+        """The answer is over: whole (``error`` is None), or broken off."""

@@ -1,4 +1,4 @@
-"""What kvctl itself asks of an engine: small documents, taken whole or not at all."""
+"""What kvctl itself asks an engine for: small documents, taken whole or not at all."""
 
 import asyncio
 
@@ -25,14 +25,14 @@ class _Collected:
         self._error = error
 
     def taken(self) -> bytes | None:
-        """All of it; None: it broke, or was too large."""
+        """The whole body; None: it broke off, or was too large."""
         return bytes(self._body) if self._error is None and len(self._body) <= self._most else None
 
 
 async def ask(
     upstream: Upstream, target: bytes, headers: Headers, *, most_bytes: int, timeout_s: float
 ) -> tuple[int, bytes]:
-    """Status and body of ``GET target``; status 0: nothing that can be used came in time."""
+    """Status and body of ``GET target``; status 0: nothing usable came within ``timeout_s``."""
     sink = _Collected(most_bytes)
     try:
         async with asyncio.timeout(timeout_s):

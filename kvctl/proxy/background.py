@@ -1,8 +1,8 @@
 """The lease of a response that is generated in the background: it outlives the request that began it.
 
-Law 1: one lease, ended once. The handler's handle is given up for one of this kind. Whatever becomes of the
-exchange, the lease ends only with a word that says that the engine's part is over; else it is left to whoever
-watches the engine (``proxy.watching``), which ends it.
+Law 1: one lease, ended once. The handler exchanges its handle for one of this kind. Whatever becomes of the
+exchange, the lease ends only with a word that says that the engine is done; otherwise it is handed to the
+watch on the engine (``proxy.watching``), which ends it.
 """
 
 import asyncio
@@ -24,20 +24,20 @@ _BY_ITSELF = frozenset({EndReason.FINISHED, EndReason.CAPPED})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
-    """What a lease of this kind belongs to.
+    """What a background lease belongs to.
 
-    ``left``: told when it is to be watched: its name is known, its caller left, or the exchange is over.
-    ``ended``: told of its end.
+    ``left``: called when the lease is to be watched: the response's name is known, its caller left, or the
+    exchange is over. ``ended``: called when the lease has ended.
     """
 
     parsed: Parsed
-    authorization: bytes  # with which the engine is asked for it; b"": with none
+    authorization: bytes  # header sent when the engine is asked for the response; b"": none
     left: Callable[["BackgroundLease"], None]
     ended: Callable[["BackgroundLease"], None]
 
 
 class BackgroundLease(LeaseHandle):
-    """A lease that is kept until the engine is done. ``sent``: the engine may have got the request."""
+    """A lease that is kept until the engine is done. ``sent``: the engine may have received the request."""
 
     __slots__ = ("_beginning", "_named", "_over", "_status", "attended", "begun", "course", "sent", "told_id")
 
@@ -46,7 +46,7 @@ class BackgroundLease(LeaseHandle):
     ) -> None:
         super().__init__(keeper, request_id, claim, waited_s)
         self.course = course
-        self.begun: Told | None = None  # as the engine told; None: it cannot be asked for it
+        self.begun: Told | None = None  # as the engine told; None: it cannot be asked for the response
         self.told_id: Callable[[str], None] = lambda _id: None
         self.attended = True  # its exchange goes on
         self.sent = True
@@ -56,7 +56,7 @@ class BackgroundLease(LeaseHandle):
         self._beginning = Beginning(self._told, stream=course.parsed.stream)
 
     def reading(self, told_id: Callable[[str], None]) -> Beginning:
-        """What is to read the answer along; ``told_id`` hears the response's name."""
+        """What reads the answer on the side; ``told_id`` is called with the response's name."""
         self.told_id = told_id
         return self._beginning
 
@@ -65,12 +65,12 @@ class BackgroundLease(LeaseHandle):
         return self._keeper.gate.work()
 
     def progress(self, tokens: int) -> None:
-        """It advances by time, whoever reads along."""
+        """Nothing: a background lease advances by time, whoever reads the answer."""
 
     def end(
         self, reason: EndReason, *, output_tokens: int | None = None, prompt_tokens: int | None = None
     ) -> None:
-        """The exchange came to its end so; the lease does if the engine is done. Later words are ignored."""
+        """The exchange ended; so does the lease, if the engine is done. Only the first call counts."""
         if self._done:
             return
         self._beginning.end()
@@ -89,7 +89,7 @@ class BackgroundLease(LeaseHandle):
     def over(
         self, reason: EndReason, *, output_tokens: int | None = None, prompt_tokens: int | None = None
     ) -> None:
-        """The engine is done with it, as far as can be known."""
+        """End the lease: the engine is done with the response, as far as can be known."""
         if not self._done:
             super().end(reason, output_tokens=output_tokens, prompt_tokens=prompt_tokens)
             self._named.set()
@@ -97,9 +97,9 @@ class BackgroundLease(LeaseHandle):
             self.course.ended(self)
 
     async def carried(self, run: Coroutine[Any, Any, T], *, to_the_end: bool) -> T:
-        """Run the exchange. A client that leaves is not told to the engine before the response has a name.
+        """Run the exchange. That a client left is kept from the engine until the response has a name.
 
-        ``to_the_end``: nor afterwards.
+        ``to_the_end``: and afterwards too.
         """
         task = asyncio.create_task(self._attend(run), name="kvctl-background-answer")
         try:
@@ -130,7 +130,7 @@ class BackgroundLease(LeaseHandle):
 
 
 def not_sent(lease: LeaseHandle) -> None:
-    """The engine certainly never got the request."""
+    """Note that the engine certainly never got the request."""
     if isinstance(lease, BackgroundLease):
         lease.sent = False
 

@@ -35,26 +35,26 @@ _ALWAYS_STREAMS = "/generate_stream"
 
 
 class Parsed(msgspec.Struct, frozen=True, kw_only=True):
-    """A body that was understood: what it asks for, and how that was counted."""
+    """A body that was understood: what it asks for, and how its prompt was counted."""
 
     shape: Shape
     stream: bool
     count_method: CountMethod
     count_seconds: float
-    counted: Count | None = None  # as the engine's usage may be compared with it; None: it may not
+    counted: Count | None = None  # to compare with the engine's usage; None: not comparable
     begun: Begun | None = None  # the engine keeps the conversation
-    background: bool = False  # the answer is generated whoever waits for it
+    background: bool = False  # the answer is generated even if nobody waits for it
     turns: bool = False  # the engine may run tools by itself, and go on
 
 
 class Reader:
     """Reads the bodies of metered routes.
 
-    ``context`` tells the engine's context length where it is known by now, for prompts that the engine is
+    ``context`` returns the engine's context length (None: not known yet), for prompts that the engine is
     asked to cut to it. ``embeds_bytes_per_token``: the narrowest row of a ``prompt_embeds`` tensor.
     ``max_logprobs``: most log-probabilities a token that may be asked for; None: any number. ``media``: the
-    bounds of images, audio and video where they are no parts of a chat. ``begins`` tells whether it is worth
-    knowing how prompts of token ids begin. ``learn`` is told what counts turned out to be.
+    bounds of images, audio and video outside of chats. ``begins`` returns whether the prefixes of prompts
+    given as token ids are wanted. ``learn`` is called with what a count turned out to be.
     """
 
     def __init__(
@@ -100,12 +100,12 @@ class Reader:
         return self._parsed(route, data, await READERS[form](facts, route, data, len(body)))
 
     def learn(self, parsed: Parsed, true: int | None) -> None:
-        """The engine's usage says how many prompt tokens a request had; None: it does not."""
+        """Compare with ``true``, the prompt tokens by the engine's usage; None: it did not say."""
         if parsed.counted is not None and true is not None:
             self._learn(parsed.counted, true)
 
     async def remember(self, parsed: Parsed, document: bytes) -> None:
-        """An answer is whole whose conversation the engine keeps. Never raises."""
+        """Note a whole answer whose conversation the engine keeps. Never raises."""
         answer = await jsonbody.read(document) if document else None
         told = finished(answer) if isinstance(answer, dict) else None
         if told is not None and parsed.begun is not None:
@@ -146,7 +146,7 @@ class Reader:
         )
 
     def _output(self, route: Route, asked: int) -> int:
-        """A limit beyond the context is the context, for those who take any and just stop there."""
+        """The asked limit, at most the context where the engine takes a larger one and stops there."""
         if route.form is not Form.VLLM_GENERATE and self._facts.engine.name != "llamacpp":
             return asked
         return min(asked, self._facts.context() or asked)
@@ -156,11 +156,11 @@ class Reader:
         return self._facts.engine.default_output(known)
 
     def _priority(self, data: Mapping[str, Any]) -> int:
-        """vLLM's: the lower, the sooner. What cannot be read is the engine's to refuse."""
+        """By vLLM's rule: the lower, the sooner. What cannot be read is left for the engine to refuse."""
         return (Fields(data).integer("priority") or 0) if self._facts.strict else 0
 
     def _truncated(self, prompts: tuple[int, ...], truncate: int) -> tuple[tuple[int, ...], bool]:
-        """Prompts as the engine cuts them, and whether that is certain."""
+        """Prompts as the engine cuts them, and whether their lengths are then certain."""
         if truncate >= 0:
             return tuple(min(prompt, truncate) for prompt in prompts), True
         context = self._facts.context()
@@ -168,6 +168,6 @@ class Reader:
 
 
 def _prefixes(count: Count, prompts: tuple[int, ...], data: Mapping[str, Any]) -> tuple[Prefix, ...]:
-    """How the prompts begin, where that is known of each and none was cut."""
+    """The prefixes of the prompts, where all of them are known and none was cut; else empty."""
     known = prompts == count.prompts and len(count.prefixes) == len(prompts)
     return as_cached(count.prefixes, data) if known else ()

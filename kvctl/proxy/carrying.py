@@ -3,6 +3,7 @@
 Law 5: bytes pass unchanged: the body goes up as it is held, the engine's answer comes down as sent.
 """
 
+import asyncio
 from collections.abc import Callable
 
 from kvctl.core.outcomes import ProxyFault
@@ -12,19 +13,19 @@ from kvctl.proxy.errors import Answer
 from kvctl.proxy.exchange import Exchange
 from kvctl.proxy.first_event import refusal_in
 from kvctl.proxy.flow import Relayed
-from kvctl.proxy.heartbeat import Heartbeat
 from kvctl.proxy.intake import Hold
 from kvctl.proxy.relay import ClientStalledError, ClientStream, Written, sever, written
 from kvctl.proxy.response import ConnectError, Headers, Response, UpstreamError, UpstreamTimeoutError
 from kvctl.proxy.seams import Backend, ProxyConfig, ProxyMetrics
 
 RANK_HEADER = "X-data-parallel-rank"
+_COMMENT = b": keep-alive\n\n"
 _BROKE = "the connection to the engine broke; this answer is not complete"
 _FAULTS = {ConnectError: ProxyFault.CONNECT_FAILED, UpstreamTimeoutError: ProxyFault.UPSTREAM_TIMEOUT}
 
 
 class Carrier:
-    """Carries for all requests of the data port. ``clock`` gives monotonic seconds."""
+    """Sends requests up and answers down, for the whole data port. ``clock`` gives monotonic seconds."""
 
     def __init__(self, config: ProxyConfig, metrics: ProxyMetrics, clock: Callable[[], float]) -> None:
         self._config = config
@@ -72,7 +73,7 @@ class Carrier:
                 response.abort()
 
     async def relay(self, exchange: Exchange, relayed: Relayed) -> Written:
-        """Raises UpstreamError if the answer broke before a byte of it was sent on."""
+        """Relay the answer to its end. Raises UpstreamError if it broke before a byte of it was sent on."""
         stream = relayed.stream
         relayed.response.attach(relayed)
         if relayed.error is not None and not stream.begun:
@@ -103,11 +104,11 @@ class Carrier:
         return bool(self._config.first_event_peek)
 
     async def refusal_in(self, response: Response) -> Answer | None:
-        """The engine's refusal inside a 200 stream; for those that ``peeks``."""
+        """The refusal that a 200 stream begins with, if any; asked only where ``peeks``."""
         return await refusal_in(response, self._config.first_event_peek)
 
     async def break_off(self, exchange: Exchange, message: str) -> Written:
-        """Let the client see that the answer is not whole: an error event where one fits, then a reset."""
+        """Show the client that the answer is not whole: an error event where one fits, then a reset."""
         relayed, words = exchange.relayed, b""
         if relayed is not None:
             if relayed.stream.event_stream and exchange.status == 200 and relayed.at_border:
@@ -124,7 +125,7 @@ class Carrier:
         return Written(exchange.status, keep_alive=False)
 
     def failed(self, exchange: Exchange, backend: Backend, error: UpstreamError) -> Answer:
-        """The answer where the engine gave none; its gates hear of an engine that could not be reached."""
+        """The answer where the engine gave none; the backend is told if it could not be reached."""
         self._count(error)
         if isinstance(error, ConnectError) and not error.own:
             backend.connect_failed()
@@ -134,6 +135,37 @@ class Carrier:
 
     def _count(self, error: UpstreamError) -> None:
         self._metrics.fault(_FAULTS.get(type(error), ProxyFault.UPSTREAM_BROKE))
+
+
+class Heartbeat:
+    """Comments on one answer's stream after each ``seconds`` of silence, until closed.
+
+    For intermediaries that cut a silent stream. A comment stands between two whole events, where every reader
+    skips it, and only where the operator asked for it (``stream_heartbeat``).
+    """
+
+    __slots__ = ("_half", "_loop", "_relayed", "_silent", "_timer")
+
+    def __init__(self, relayed: Relayed, seconds: float) -> None:
+        self._relayed = relayed
+        self._half = seconds / 2
+        self._loop = asyncio.get_running_loop()
+        relayed.stream.stirred = False
+        self._silent = 0  # halves of the time
+        self._timer = self._loop.call_later(self._half, self._look)
+
+    def close(self) -> None:
+        """No more."""
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        stream = self._relayed.stream
+        self._silent = 0 if stream.stirred else self._silent + 1
+        if self._silent >= 2 and self._relayed.at_border:
+            stream.remark(_COMMENT)
+            self._silent = 0
+        stream.stirred = False
+        self._timer = self._loop.call_later(self._half, self._look)
 
 
 def tell(exchange: Exchange, backend: Backend, model: str) -> None:

@@ -1,19 +1,19 @@
-"""The chunks of a body that came whole: what they carry, without a parser.
+"""The payload of HTTP chunks that arrived whole, found without a parser.
 
-An engine writes each event of a stream as a chunk, and it comes as one. Wherever the bytes are cut, what is
-told of the answer is what the parser would have told (``tests/proxy/test_chunks.py``).
+An engine writes each event of a stream as one chunk, and it mostly arrives in one read. However the bytes are
+cut, the result is what the parser would have given (``tests/proxy/test_chunks.py``).
 """
 
 _SIZES = {b"%x" % size: size for size in range(1, 4096)}  # of most events' chunks, as written
 _HEAD_OF = {len(digits) + size + 4: digits + b"\r\n" for digits, size in _SIZES.items()}
 HEADS = tuple(_HEAD_OF.get(length) for length in range(max(_HEAD_OF) + 1))
-"""By the length of one whole chunk in its plainest form, how it begins; None: none is so long."""
+"""``HEADS[length]``: how a whole chunk of so many bytes begins in its plainest form; None: there is none."""
 
 
 def payload_of(data: bytes) -> bytes:
-    """What whole chunks carry, each with a head in its plainest form; empty where they are anything else.
+    """The payload of whole chunks whose heads have the plainest form; empty for anything else.
 
-    The last chunk, extensions and parts of chunks are the parser's.
+    The last chunk, extensions and parts of chunks are left to the parser.
     """
     border = data.find(b"\r\n", 1, 9)
     size = _SIZES.get(data[:border])

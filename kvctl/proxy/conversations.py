@@ -1,12 +1,12 @@
-"""Conversations that the engine keeps under the id of an answer, remembered so that what follows is counted.
+"""Conversations that the engine keeps under the id of an answer, remembered to count what follows them.
 
-``previous_response_id`` names a conversation that is not in the body. Its messages are known here where both
-of its halves passed by, and what the engine made of them is then counted like any other chat. Where they are
-not (another form, too large, let go) its tokens are: of its prompt and its answer by the engine's usage,
-but of the answer at least what its text counts, which may be more than it was generated with.
+``previous_response_id`` names a conversation that is not in the body. Where both its question and its answer
+passed through here, its messages are known and a follow-up is counted like any other chat. Where they are not
+kept (another form, too large, forgotten), its token count is: prompt and answer by the engine's usage, and
+for the answer at least what its text counts, which may be more than it was generated with.
 
-Law 4: a conversation is counted exactly only if its own prompt turned out to have the tokens that were
-counted; else what follows is bounded. What is not remembered at all is bounded by the context.
+Law 4: a follow-up is counted exactly only if the count of the conversation's own prompt proved right;
+otherwise it is bounded. A conversation that is not remembered at all is bounded by the context.
 """
 
 import time
@@ -14,6 +14,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
+
+from kvctl.proxy.dialects import natural
+from kvctl.proxy.told import LONGEST_ID
 
 KEPT = 20_000
 KEPT_BYTES = 64 * 1024 * 1024  # of messages, over all conversations
@@ -34,7 +37,7 @@ _KEPT_STATUS = ("completed", "incomplete")
 class Begun:
     """A request whose answer the engine will keep.
 
-    ``messages``: its conversation as the engine has it; None: not known. ``weight``: bytes of those.
+    ``messages``: its conversation as the engine has it; None: not known. ``weight``: their size in bytes.
     """
 
     messages: Messages | None
@@ -66,7 +69,7 @@ class Conversations:
 
     @property
     def bytes(self) -> int:
-        """Of all messages that are kept."""
+        """Size of all messages that are kept."""
         return self._bytes
 
     def of(self, response_id: object) -> Past | None:
@@ -77,7 +80,7 @@ class Conversations:
     def keep(
         self, response_id: str, *, tokens: int, messages: Messages | None = None, weight: int = 0
     ) -> None:
-        """Remember a conversation, in the place of what the id stood for."""
+        """Remember a conversation under ``response_id``, replacing what stood there."""
         self._drop(response_id)
         if weight > MOST_BYTES:
             messages = None
@@ -107,7 +110,7 @@ class Conversations:
 
 
 class AnswerTail:
-    """A plain answer as a whole, or the last event of a stream; nothing larger than ``MOST_ANSWER``."""
+    """Keeps a plain answer whole, or the last event of a stream; nothing larger than ``MOST_ANSWER``."""
 
     __slots__ = ("_lost", "_stream", "_tail")
 
@@ -130,7 +133,7 @@ class AnswerTail:
             self._lost = True
 
     def document(self) -> bytes:
-        """The JSON of it; b"": there is none."""
+        """What was kept, as JSON; b"": nothing."""
         if self._lost or not self._stream:
             return b"" if self._lost else bytes(self._tail)
         event = bytes(self._tail).removesuffix(_DONE)
@@ -140,7 +143,7 @@ class AnswerTail:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """What an answer tells: its id, the tokens of its prompt, and the texts that the engine keeps of it."""
+    """What an answer tells: its id, its prompt's tokens, and the texts that the engine keeps of it."""
 
     response_id: str
     prompt_tokens: int
@@ -149,22 +152,25 @@ class Finished:
 
 
 def finished(document: Mapping[str, Any]) -> Finished | None:
-    """Of the answer, or of the event that holds it; None: the engine keeps nothing that could be known.
+    """Read the answer, or the event that holds it; None: the engine keeps nothing that can be known.
 
-    vLLM goes on from the texts of messages alone: reasoning and calls of functions fall away.
+    vLLM continues from the texts of messages alone: it drops reasoning and function calls.
     """
     inner = document.get("response")
     answer = inner if isinstance(inner, Mapping) else document
     usage, output, name = answer.get("usage"), answer.get("output"), answer.get("id")
     if answer.get("status") not in _KEPT_STATUS or not isinstance(usage, Mapping):
         return None
-    prompt, generated = usage.get("input_tokens"), usage.get("output_tokens")
-    if not isinstance(name, str) or not isinstance(output, list):
+    prompt, generated = natural(usage.get("input_tokens")), natural(usage.get("output_tokens"))
+    if not (isinstance(name, str) and len(name) <= LONGEST_ID) or not isinstance(output, list):
         return None
-    if type(prompt) is not int or type(generated) is not int:
+    if prompt is None or generated is None:
         return None
     items = [item for item in output if isinstance(item, Mapping) and item.get("type") == "message"]
-    parts = [part for item in items for part in (item.get("content") or ())]
+    contents = [item.get("content") or [] for item in items]
+    if not all(isinstance(content, list) for content in contents):
+        return None
+    parts = [part for content in contents for part in content]
     texts = [part.get("text") for part in parts if isinstance(part, Mapping)]
     if len(texts) != len(parts) or not all(isinstance(text, str) for text in texts):
         return None

@@ -1,7 +1,8 @@
-"""Cross-origin rules for kvctl's own answers: those of the engine, as seen on its answers.
+"""Cross-origin headers of kvctl's own answers: those that the engine was seen to send.
 
 A browser shows a refusal to its page only where the answer allows the page's origin. kvctl has no rules of
-its own: what the engine allowed an origin (its preflight comes first, and passes) holds for kvctl's answers.
+its own: what the engine allowed an origin (its preflight comes first, and is relayed) holds for kvctl's
+answers.
 """
 
 from aiohttp import web
@@ -34,7 +35,7 @@ class Origins:
                 self._allowed[origin] = value.decode("ascii", "replace")
 
     def headers_for(self, request: web.BaseRequest) -> tuple[tuple[str, str], ...]:
-        """What an own answer to ``request`` adds; nothing where nothing is known."""
+        """Headers to add to kvctl's own answer to ``request``; none where the engine allowed nothing."""
         origin = request.headers.get("Origin")
         allowed = self._allowed.get(origin) if origin is not None else None
         if allowed is None:

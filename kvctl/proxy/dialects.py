@@ -1,7 +1,7 @@
 """What the events and answers of each API say: tokens so far, usage, how it ended.
 
 OpenAI's chunks, Anthropic's and OpenAI's typed events, TGI's tokens, SGLang's cumulative answers, llama.cpp's
-pieces. Each is told by its own fields, so that one reader serves every route of every engine.
+pieces. Each format is recognised by its own fields, so that one reader serves every route of every engine.
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ import msgspec
 
 
 class Findings(msgspec.Struct, gc=False):
-    """What an answer showed so far. None: it did not say."""
+    """What an answer has told so far; None where it has not said."""
 
     tokens: int = 0  # output tokens over all choices, as counted
     output_tokens: int | None = None  # by the engine's own usage
@@ -22,7 +22,7 @@ class Findings(msgspec.Struct, gc=False):
 
 
 class Usage(msgspec.Struct, gc=False):
-    """Either API's. Anthropic takes what the prefix cache gave out of ``input_tokens``."""
+    """Either API's usage object. Anthropic's ``input_tokens`` leaves out what the prefix cache gave."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -50,7 +50,7 @@ class Choice(msgspec.Struct, gc=False):
 
 
 class _Event(msgspec.Struct, gc=False):
-    """OpenAI's chat and completion chunks; the last five give away the other formats."""
+    """OpenAI's chat and completion chunks; the last five fields give away the other formats."""
 
     choices: list[Choice] | None = None
     usage: Usage | None = None
@@ -78,31 +78,33 @@ class Answer(msgspec.Struct, gc=False):
 
 
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What a decoder raises of what an engine sent: no JSON, other types, no UTF-8, or nested past all bounds."""
+"""What decoding may raise: not JSON, unexpected types, not UTF-8, or nested beyond all bounds."""
 
 _EVENT = msgspec.json.Decoder(_Event)
 _ANSWERS = msgspec.json.Decoder(Answer | list[Answer])
+MOST_TOKENS = 1_000_000_000
+"""Of one answer or prompt. A larger figure is no count (law 3): what sums and floats make of it would stay."""
 _CAPPED = frozenset({"length", "max_tokens", "incomplete", "max_output_tokens", "limit"})
 
 
-def _natural(value: object) -> int | None:
-    """A count, or None for what is none."""
-    return value if type(value) is int and value >= 0 else None
+def natural(value: object) -> int | None:
+    """``value`` if it is a count, else None."""
+    return value if type(value) is int and 0 <= value <= MOST_TOKENS else None
 
 
 def take_usage(found: Findings, usage: Usage) -> None:
-    """The engine's own figures go over what was counted."""
-    prompt, output = _natural(usage.prompt_tokens), _natural(usage.completion_tokens)
-    if prompt is None and (prompt := _natural(usage.input_tokens)) is not None:
+    """Let the engine's own figures replace what was counted."""
+    prompt, output = natural(usage.prompt_tokens), natural(usage.completion_tokens)
+    if prompt is None and (prompt := natural(usage.input_tokens)) is not None:
         cached = (usage.cache_read_input_tokens, usage.cache_creation_input_tokens)
-        prompt += sum(_natural(tokens) or 0 for tokens in cached)
-    output = _natural(usage.output_tokens) if output is None else output
+        prompt += sum(natural(tokens) or 0 for tokens in cached)
+    output = natural(usage.output_tokens) if output is None else output
     found.prompt_tokens = found.prompt_tokens if prompt is None else prompt
     found.output_tokens = found.output_tokens if output is None else output
 
 
 def take_finish(found: Findings, reason: object) -> None:
-    """A word for the end, or None while there is none."""
+    """Note a finish reason; None while the choice goes on."""
     if isinstance(reason, str):
         found.finished = True
         found.capped = found.capped or reason in _CAPPED
@@ -119,9 +121,9 @@ class Events:
         self._by_ids = 0  # tokens that were told by their ids
 
     def read(self, payload: bytes) -> bool:
-        """One event; returns whether it was one more token of OpenAI's, and nothing else.
+        """Read one event; whether it was an OpenAI chunk with one more token and nothing else.
 
-        What is no JSON object says nothing.
+        What is not a JSON object is ignored.
         """
         if payload == b"[DONE]":
             return False
@@ -161,9 +163,9 @@ class Events:
             if choice.finish_reason is not None:
                 take_finish(found, choice.finish_reason)
             new = _tokens_in(choice)
-            if event.usage is not None and event.usage.completion_tokens is not None:
-                # usage on every chunk counts this choice alone
-                new = event.usage.completion_tokens - self._per_choice.get(choice.index, 0)
+            if event.usage is not None and (told := natural(event.usage.completion_tokens)) is not None:
+                # this usage counts one choice alone
+                new = told - self._per_choice.get(choice.index, 0)
             self._more(choice.index, new)
             if choice.token_ids is not None and event.usage is None:
                 self._by_ids += new
@@ -176,14 +178,14 @@ class Events:
         return False
 
     def _cumulative(self, meta: Any, payload: bytes) -> None:
-        """SGLang: every event tells all tokens of its choice so far."""
+        """SGLang: every event gives the total of its choice so far."""
         if not isinstance(meta, dict):
             return
         found = self.found
         found.recognised = True
         index = msgspec.json.decode(payload).get("index", 0)
         index = index if isinstance(index, int) else 0
-        total = _natural(meta.get("completion_tokens"))
+        total = natural(meta.get("completion_tokens"))
         if total is not None:
             self._more(index, total - self._per_choice.get(index, 0))
             found.output_tokens = found.tokens
@@ -203,7 +205,7 @@ class Events:
 
 
 def piece_in(payload: bytes) -> int | None:
-    """The choice of which an event brings one more token and no other news; None: it does not."""
+    """The index of the choice for which an event brings one more token and nothing else; else None."""
     try:
         return _piece_of(_EVENT.decode(payload))
     except UNREADABLE:
@@ -221,7 +223,7 @@ def _piece_of(event: _Event) -> int | None:
 
 
 def _tokens_in(choice: Choice) -> int:
-    """Tokens that a chunk brought for a choice. The chunk that only names the role brought none."""
+    """Tokens that a chunk brings for a choice: none where it only names the role."""
     if choice.token_ids is not None:
         return len(choice.token_ids)
     delta = choice.delta
@@ -246,12 +248,12 @@ def _read_tgi(found: Findings, event: dict[str, Any]) -> None:
 
 
 def _add(so_far: int | None, more: object) -> int | None:
-    number = _natural(more)
+    number = natural(more)
     return so_far if number is None else (so_far or 0) + number
 
 
 def _either(value: object, other: int | None) -> int | None:
-    number = _natural(value)
+    number = natural(value)
     return other if number is None else number
 
 
@@ -262,7 +264,7 @@ def _take_meta(found: Findings, meta: dict[str, Any]) -> None:
 
 
 def _read_piece(found: Findings, event: dict[str, Any]) -> None:
-    """llama.cpp: a piece of text each, and the totals with the last."""
+    """llama.cpp: each event has a piece of text, the last one the totals too."""
     found.recognised = True
     pieces = event.get("tokens")
     last = event["stop"] is True
@@ -282,7 +284,7 @@ def _read_totals(found: Findings, event: dict[str, Any]) -> None:
 
 
 def _read_typed(found: Findings, kind: str) -> bool:
-    """Events of Anthropic's and OpenAI's typed streams that say all by their type."""
+    """Events of Anthropic's and OpenAI's typed streams that are understood by their type alone."""
     if kind == "content_block_delta" or (kind.startswith("response.") and kind.endswith(".delta")):
         found.recognised = True
         found.tokens += 1
@@ -308,12 +310,12 @@ def _read_typed_usage(found: Findings, event: dict[str, Any]) -> None:
     except msgspec.ValidationError:
         return
     if event.get("type") == "message_start":
-        usage.output_tokens = None  # what is said before the first token is no total
+        usage.output_tokens = None  # a figure given before the first token is not the total
     take_usage(found, usage)
 
 
 def read_answer(found: Findings, body: bytes) -> None:
-    """A whole plain answer; what is no JSON of a known form says nothing."""
+    """Read a whole plain answer; what is not JSON of a known form is ignored."""
     try:
         decoded = _ANSWERS.decode(body)
     except UNREADABLE:

@@ -1,8 +1,9 @@
 """Which engine, and which rank of it, a request goes to: the candidates by model, then the choice among them.
 
-The choice itself is ``kvctl.core.choice``; here stands who may be chosen. A model that no engine can serve
-gets the engines' own 404 only where that is certain: where the operator named the models of every engine. A
-list that was learnt may lack an adapter loaded since, so then the engines with such lists are asked.
+The choice itself is made in ``kvctl.core.choice``; this module says who may be chosen. A model that no engine
+can serve gets the engines' own 404 only where that is certain: where the operator named the models of every
+engine. A list learnt from an engine may lack an adapter loaded since, so the engines with such lists are
+asked.
 """
 
 from collections import OrderedDict
@@ -41,7 +42,7 @@ class Makers:
             self._engine_of.popitem(last=False)
 
     def of(self, response_id: str) -> Backend | None:
-        """Who made it; None: not remembered."""
+        """Which engine made the response; None: not remembered."""
         return self._engine_of.get(response_id)
 
 
@@ -64,9 +65,9 @@ class Dispatch:
         return next((backend for backend in candidates if backend.serving), candidates[0])
 
     def candidates(self, model: str, among: Sequence[Backend]) -> list[Backend] | BadRequest:
-        """Who of ``among`` may serve ``model``, or the engines' own 404 where nobody can.
+        """Those of ``among`` that may serve ``model``, or the engines' own 404 where none can.
 
-        "": what the first of them serves.
+        A ``model`` of "" stands for what the first of them serves.
         """
         wanted = model or next(iter(among[0].known_models()), "")
         found = [backend for backend in among if backend.serves(wanted)]
@@ -81,7 +82,7 @@ class Dispatch:
         *,
         rank: str | None = None,
     ) -> Way:
-        """The best of ``among``, each with the request as it reads it. ``rank``: as named by the caller."""
+        """The best of ``among``: (engine, the request as counted for it). ``rank``: named by the caller."""
         if len(among) == 1 and len(among[0][0].lanes) == 1:
             return Way(among[0][0], among[0][0].lanes[0], ChoiceReason.ONLY)
         ways = [(backend, lane, shape) for backend, shape in among for lane in backend.lanes_for(rank)]

@@ -140,10 +140,10 @@ def refusal(
     retry_after_max_s: float = 60.0,
     form: Form = Form.OTHER,
 ) -> Answer:
-    """The answer to a request that the gate did not admit. ``form``: of its body.
+    """The answer to a request that the gate did not admit. ``form``: the form of its body.
 
-    ``overload_status`` replaces 429 where a load balancer retries on another status only (503, 529); a
-    limit of the caller's own is 429 always: another replica would say the same.
+    ``overload_status`` replaces 429 where a load balancer retries only on another status (503, 529). A limit
+    of the caller's own always gets 429: another replica would say the same.
     """
     headers = _reason_headers(reject)
     if reject.decision is Decision.REJECT_NEVER:
@@ -296,9 +296,9 @@ _EVENT_HEAD = {Api.OPENAI: b"data: ", Api.ANTHROPIC: b"event: error\ndata: ", Ap
 
 
 def stream_error_event(api: Api, message: str) -> bytes:
-    """An SSE event that tells of the end of a stream that broke; ``[DONE]`` never follows it.
+    """An SSE event that tells that the stream broke; ``[DONE]`` never follows it.
 
-    It begins with a blank line, which closes an event cut in its middle and means nothing elsewhere.
+    It begins with a blank line, which closes an event cut in its middle and means nothing otherwise.
     """
     fault = _Fault(status=502, message=message, type="engine_error", code="engine_error")
     return b"\n\n" + _EVENT_HEAD[api] + _encode(api, fault) + b"\n\n"

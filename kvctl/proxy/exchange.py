@@ -29,6 +29,7 @@ class Exchange(msgspec.Struct, eq=False):
     arrived: float
     origins: Origins
     signs: tuple[tuple[bytes, bytes], ...] = ()
+    asked: float = 0.0  # when its gate was
     status: int = 0
     engine: str | None = None
     keeps: bool = False  # the engine may keep the conversation

@@ -1,9 +1,9 @@
 """The usual reads of a stream, straight from the engine's transport to the client's.
 
 While a stream runs, nearly every read is one whole chunk with one event like those before. An ``Express``
-stands at the transport then, passes such a chunk as it came and counts its token, all in one call: calls, and
-what lies between them, are most of what an event costs. Anything else it hands on, and the connection behind
-it takes the general way (``tests/proxy/test_cut_anywhere.py`` plays both).
+then stands at the transport, passes such a chunk on as it came and counts its token, all in one call: most of
+what an event costs is calls and what lies between them. Anything else is handed to the connection behind it,
+which takes the general way (``tests/proxy/test_cut_anywhere.py`` plays both).
 """
 
 from kvctl import logs
@@ -17,9 +17,9 @@ log = logs.get("proxy")
 
 
 class Express(Swift):
-    """Of one metered stream. ``like``: how the events look that it takes; None: it takes none.
+    """The short way of one metered stream. ``like``: the look of events that it takes; None: it takes none.
 
-    ``taken``: events of that kind which the sniffer has not heard of.
+    ``taken``: how many of them it took that the sniffer was not told of yet.
     """
 
     __slots__ = ("_client", "_lease", "_response", "_stream", "like", "taken")
@@ -58,6 +58,6 @@ class Express(Swift):
     def _progress(self) -> None:
         try:
             self._lease.progress(1)
-        except Exception:  # a defect of the books must not break the relay
+        except Exception:  # an error in the accounting must not break the relay
             self.like = None
             log.exception("an event is relayed without being counted")

@@ -1,8 +1,8 @@
-"""A stream's first event, looked at before its status goes out: an engine may refuse inside a 200.
+"""A look at a stream's first event before its status goes out: an engine may refuse inside a 200.
 
-Law 5: bytes pass unchanged, with this one exception, which an operator must ask for (``first_event_peek``): a
-200 whose first event is an error becomes the answer that the engine would have given before the 200, with
-the event's own data as its body. Any other stream passes as it came, its head a little later.
+Law 5: bytes pass unchanged, with this one exception, which the operator must ask for (``first_event_peek``):
+a 200 whose first event is an error becomes the answer that the engine would have given instead of the 200,
+with the event's own data as its body. Any other stream passes as it came, its head a little later.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ _BY_KIND = {
 async def refusal_in(response: Response, patience: float) -> Answer | None:
     """The refusal that a stream begins with; None: there is none, or none came within ``patience`` seconds.
 
-    Nothing of the stream is taken.
+    The stream is left untouched.
     """
     if response.status != 200 or not _is_plain_stream(response):
         return None
@@ -77,7 +77,7 @@ def _data_of(block: bytes) -> bytes:
 
 
 def _status_of(data: bytes) -> int | None:
-    """The status that an error event stands for; None: it is no error, or tells none."""
+    """The status that an error event stands for; None: it is not an error, or tells no status."""
     try:
         event = json.loads(data)
     except (ValueError, RecursionError):

@@ -26,7 +26,7 @@ _RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp_[!#-\[\]-~]{1,200})"')
 
 
 class Relayed:
-    """A passed answer on its way from the engine to the client: no lease, nothing read along."""
+    """An unmetered answer on its way from the engine to the client: no lease, nothing counted."""
 
     __slots__ = ("_clock", "error", "first_byte_at", "response", "stream")
 
@@ -61,7 +61,7 @@ class Relayed:
 
 
 class Along(Protocol):
-    """Reads the bytes of an answer along."""
+    """Reads an answer's bytes on the side, as they pass."""
 
     def feed(self, data: bytes) -> "Along | None":
         """More of the body; None: it has seen enough."""
@@ -88,7 +88,7 @@ class IdWatch:
 class Metered(Relayed):
     """A generation's answer: its tokens are counted on the side, and its lease ends with it.
 
-    A chunk that holds an event like those before it alone is passed as it came, and only counted
+    A chunk that holds exactly one event like those before it is passed as it came, and only counted
     (``proxy.express``).
     """
 
@@ -131,7 +131,7 @@ class Metered(Relayed):
         return self._sniffer.found.prompt_tokens
 
     def data(self, data: bytes, framed: bytes = b"") -> None:
-        """More of the body: first to the client, then to the books."""
+        """More of the body: first to the client, then to the accounting."""
         if self.first_byte_at is None:
             self.first_byte_at = self._clock()
         self.stream.data(data, framed)
@@ -152,7 +152,7 @@ class Metered(Relayed):
             self._read_no_more()
 
     def _look_for_likes(self) -> None:
-        """What comes next may be like what came; it is only counted where nobody else reads along."""
+        """Let ``express`` take events like the last one, unless somebody else reads them on the side."""
         sniffer, express, like = self._sniffer, self._express, None
         alone = self._watch is None and self.tail is None and self.stream.takes_chunks
         if alone and isinstance(sniffer, StreamSniffer):
@@ -187,13 +187,13 @@ class Metered(Relayed):
             self.close(end_reason(self._found(), error))
 
     def _read_no_more(self) -> None:
-        """A defect of the books must not break the relay, nor keep the lease."""
+        """An error in the accounting must neither break the relay nor keep the lease open."""
         self._sniffer, self._watch, self.tail = NoSniffer(), None, None
         if self._express is not None:
             self._express.like = None
 
     def close(self, reason: EndReason) -> None:
-        """End the lease with what is known; the first word counts."""
+        """End the lease with what is known; the first reason counts."""
         if self.end is None:
             self.end = reason
             found = self._found()
@@ -209,7 +209,7 @@ def end_reason(found: Findings, error: UpstreamError | None) -> EndReason:
     if found.error:
         return EndReason.ENGINE_ERROR if found.tokens else EndReason.ENGINE_REFUSED
     if found.recognised and not found.finished and found.tokens:
-        return EndReason.ENGINE_ERROR  # a clean close in the middle of a generation
+        return EndReason.ENGINE_ERROR  # closed cleanly in the middle of a generation
     return EndReason.CAPPED if found.capped else EndReason.FINISHED
 
 
@@ -220,7 +220,7 @@ def _sniffer_of(response: Response) -> Sniffer:
 
 
 class Flight:
-    """A request in course, as the drain sees it: may be cut, once."""
+    """A request under way, as the drain sees it: it may be cut, once."""
 
     __slots__ = ("_task", "cut_short")
 

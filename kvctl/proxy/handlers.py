@@ -16,7 +16,7 @@ from aiohttp import web
 
 from kvctl import logs
 from kvctl.control.gatekeeper import LeaseHandle
-from kvctl.core.events import Arrived, Reject
+from kvctl.core.events import Reject
 from kvctl.core.outcomes import ChoiceReason, EndReason, ProxyFault
 from kvctl.engines.base import Form
 from kvctl.fleet.face import ready_with_headroom
@@ -155,8 +155,7 @@ class Handler:
             verdict = await self._admit(exchange, way, reading)
             if isinstance(verdict, Answer):
                 return exchange.answer(verdict)
-            with verdict as lease:
-                self._let_in(way, reading, left)
+            with verdict as admitted, self._let_in(exchange, way, reading, left, admitted) as lease:
                 hold.body = reading.body
                 run = self._run(exchange, way, lease, hold, last=len(left.readings) == 1)
                 drains = way.backend.drains
@@ -199,24 +198,33 @@ class Handler:
         shape, keeper = parsed.shape, way.lane.keeper
         exchange.stream, exchange.keeps = parsed.stream, parsed.begun is not None
         exchange.prompt_tokens = sum(shape.prompts)
-        room_matters = parsed.background and keeper.gate.unavailable() is None
-        if room_matters and (full := self.afterlife.refusal(exchange.lease_id, shape)) is not None:
-            keeper.refuse(Arrived(exchange.lease_id, shape, exchange.id), full)
-            return self._refused(exchange, full)
-        asked = self._clock()
-        verdict = keeper.admit(exchange.lease_id, shape, exchange.id, len(reading.body))
-        lease = await (self.afterlife.coming(verdict) if parsed.background else verdict)
-        self._metrics.decided(self._clock() - asked - (lease.waited_s or 0.0))
-        if isinstance(lease, Reject):
-            return self._refused(exchange, lease)
-        return self.afterlife.taken(lease, reading, exchange.request.headers) if parsed.background else lease
+        exchange.asked, size = self._clock(), len(reading.body)
+        if parsed.background:
+            no_place = self.afterlife.refusal(exchange.lease_id, shape)
+            asked = keeper.admit(exchange.lease_id, shape, exchange.id, size, no_place=no_place)
+            verdict = await self.afterlife.coming(asked)
+        else:
+            verdict = await keeper.admit(exchange.lease_id, shape, exchange.id, size)
+        if isinstance(verdict, Reject):
+            self._decided(exchange, verdict)
+            return self._refused(exchange, verdict)
+        return verdict  # nothing between here and its ``with``
 
-    def _let_in(self, way: Way, reading: Reading, plan: Plan) -> None:
-        """What is remembered of an admitted request. Inside its lease: nothing here may lose it."""
+    def _let_in(
+        self, exchange: Exchange, way: Way, reading: Reading, plan: Plan, lease: LeaseHandle
+    ) -> LeaseHandle:
+        """What is noted of an admitted request, and its lease from now on. Inside it: nothing loses it."""
+        self._decided(exchange, lease)
         self._config.face.admitted()
         prefixes = reading.parsed.shape.prefixes or plan.prefixes
         if prefixes and any(prefixes):
             way.lane.warm.took(prefixes, way.lane.keeper.gate.scales().capacity_tokens)
+        if reading.parsed.background:
+            return self.afterlife.taken(lease, reading, exchange.request.headers)
+        return lease
+
+    def _decided(self, exchange: Exchange, verdict: LeaseHandle | Reject) -> None:
+        self._metrics.decided(self._clock() - exchange.asked - (verdict.waited_s or 0.0))
 
     async def _run(
         self, exchange: Exchange, way: Way, lease: LeaseHandle, hold: Hold, *, last: bool

@@ -1,8 +1,8 @@
 """Which headers travel, in which order: everything end to end, nothing hop by hop.
 
 Law 5: bytes pass unchanged. Headers stay a list of pairs from one side to the other: order, spelling and
-duplicates are kept. Dropped are the hop-by-hop ones, those that ``Connection`` names, and the framing, which
-each side has its own.
+duplicates are kept. Dropped are the hop-by-hop headers, those that ``Connection`` names, and the framing, of
+which each side has its own.
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ _REASONS = {status.value: status.phrase.encode("ascii") for status in HTTPStatus
 
 
 def _kept(headers: RawHeaders, dropped: frozenset[bytes]) -> tuple[Headers, dict[bytes, bytes]]:
-    """What travels on, and the first value of every name (in lower case) of ``_NOTABLE`` that came."""
+    """The headers that travel on, and the first value of each one that ``_NOTABLE`` names (in lower case)."""
     kept: Headers = []
     noted: dict[bytes, bytes] = {}
     for header in headers:
@@ -99,7 +99,7 @@ def for_client(headers: RawHeaders, *, request_id: str, keep_length: bool, event
 
 
 def reason_of(status: int) -> bytes:
-    """The usual phrase of a status; empty for one that has none."""
+    """The usual reason phrase of a status; empty where there is none."""
     return _REASONS.get(status, b"")
 
 

@@ -15,7 +15,7 @@ from kvctl.proxy.seams import ProxyConfig, ProxyMetrics
 
 _CLOSE = ("Connection", "close")
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-_LEAST_RATE = 16 * 1024  # bytes a second, or a few idlers could hold all the memory that bodies may take
+_LEAST_RATE = 16 * 1024  # bytes a second; else a few idle clients could hold all the memory for bodies
 
 
 class AnswerError(Exception):
@@ -41,7 +41,7 @@ class Hold:
         self.size = 0
 
     def grow(self, size: int) -> bool:
-        """Hold ``size`` bytes at least; False: the process has no room for them."""
+        """Hold at least ``size`` bytes; False: the process has no room for them."""
         more = size - self.size
         if more > 0:
             intake = self._intake
@@ -78,13 +78,13 @@ class Intake:
         return Hold(self)
 
     async def read(self, request: web.BaseRequest, api: Api, hold: Hold) -> bytes:
-        """The whole body, kept in ``hold`` too. Raises AnswerError; the rest is then left unread."""
+        """The whole body, kept in ``hold`` too. Raises AnswerError; the rest of it is then left unread."""
         coding = request.headers.get("Transfer-Encoding")
-        if coding is not None and coding.strip().lower() != "chunked":  # what else it is cannot be passed on
+        if coding is not None and coding.strip().lower() != "chunked":  # no other coding can be passed on
             self._metrics.fault(ProxyFault.MALFORMED_HTTP)
             raise AnswerError(errors.malformed_http("its Transfer-Encoding is not chunked alone", 501))
         content = request.content
-        if content.is_eof():  # it came with its head, as most do
+        if content.is_eof():  # it came together with its head, as most do
             self._charge(content.total_bytes, api, hold)
             body = content.read_nowait()
         else:
@@ -95,7 +95,7 @@ class Intake:
         return body
 
     async def _read_on(self, request: web.BaseRequest, api: Api, hold: Hold) -> bytes:
-        """BytesIO grows in place and hands its one buffer out: no copy is made at the end."""
+        """Read what did not come with the head. BytesIO grows in place and needs no copy at the end."""
         buffer, size = io.BytesIO(), 0
         loop = asyncio.get_running_loop()
         patience = self.config.body_timeout
@@ -114,7 +114,7 @@ class Intake:
         except web.RequestPayloadError as error:
             self._metrics.fault(ProxyFault.MALFORMED_HTTP)
             raise AnswerError(errors.malformed_http(f"its body is broken: {error}")) from None
-        except RuntimeError:  # how aiohttp's reader says that the connection is gone already
+        except RuntimeError:  # aiohttp's reader says so when the connection is already gone
             if request.transport is not None:
                 raise
             raise ClientGoneError from None

@@ -54,29 +54,29 @@ DECIDING = frozenset(
 )
 """Top-level keys of which a second one would make two parsers read different claims.
 
-Keys that bodies repeat within (``text``, ``input``, ``parameters``) are not among them: each such body would
-have to be parsed twice, and all engines that read those take the last one, as is done here.
+Keys that bodies also use in nested objects (``text``, ``input``, ``parameters``) are not among them: each
+such body would have to be parsed twice, and all engines that read those take the last one, as is done here.
 """
 
 _KEYS = re.compile(rb'"([a-z_]{1,24})"\s*:')  # all keys of DECIDING have this form
 _DECIDING = frozenset(key.encode() for key in DECIDING)
 # A letter or underscore written as an escape: the key may hide from a search for its plain spelling.
 _ESCAPED_LETTER = re.compile(rb"\\u00(?:5[fF]|[46][1-9a-fA-F]|[57][0-9aA])", re.ASCII)
-# Each holds the texts of its body twice for a moment, and glibc keeps an arena of 64 MiB for each.
+# each thread holds the texts of its body twice for a moment, and glibc keeps an arena of 64 MiB for it
 _threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="kvctl-json")
-LARGE = 256 * 1024  # bytes: more would keep the loop for a millisecond
+LARGE = 256 * 1024  # bytes; parsing more would block the loop for a millisecond
 _decode = msgspec.json.Decoder().decode
 
 
 async def read(body: bytes) -> dict[str, Any] | BadRequest:
-    """As ``read_object``; a large body in a thread."""
+    """``read_object``; in a thread where the body is large."""
     if len(body) <= LARGE:
         return read_object(body)
     return await asyncio.get_running_loop().run_in_executor(_threads, read_object, body)
 
 
 def read_object(body: bytes) -> dict[str, Any] | BadRequest:
-    """The JSON object in ``body``, or the engine's answer to what is none. Never raises."""
+    """The JSON object in ``body``, or the engine's answer to a body that is none. Never raises."""
     if not body:
         return malformed("missing", "body", "Field required", "None")
     try:
@@ -94,7 +94,7 @@ def read_object(body: bytes) -> dict[str, Any] | BadRequest:
 
 
 def _parse(body: bytes) -> tuple[Any, bytes]:
-    """What is in the body, and what of it has all keys."""
+    """The parsed body, and the bytes in which repeated keys are to be searched."""
     if len(body) > LARGE:
         try:
             return parse_large(body)
@@ -107,7 +107,7 @@ def _parse(body: bytes) -> tuple[Any, bytes]:
 
 
 def _pairs_of(messages: object) -> int:
-    """Pairs of keys and values that certainly stand in a list of objects."""
+    """How many key-value pairs a list of objects certainly holds."""
     if type(messages) is not list or set(map(type, messages)) != {dict}:
         return 0
     return sum(map(len, messages))
@@ -132,7 +132,7 @@ def _no_object(data: object) -> BadRequest:
 
 
 def _repeated(body: bytes, data: dict[str, Any]) -> str | None:
-    """A deciding key that stands twice at the top level. The cheap search only tells when to look closer."""
+    """A deciding key that stands twice at the top level. A cheap search decides whether to look closer."""
     if not _may_repeat(body):
         return None
     top: list[str] = []

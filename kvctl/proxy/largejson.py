@@ -1,9 +1,9 @@
 """Large JSON bodies, parsed in a thread that never holds the interpreter for long.
 
-Law 6: nothing slow on the loop, and a thread that keeps the interpreter to itself is as slow for the loop.
-One call of a parser on 64 MB does, so long strings, which are what makes bodies large, are cut out and
-decoded piece by piece; what is left of the body is small. What is read is the same: whatever is not
-understood here is left to the parsers of ``jsonbody``.
+Law 6: nothing slow on the loop, and a thread that keeps the interpreter to itself blocks the loop just as
+well. One parser call on 64 MB does that. So long strings, which are what makes bodies large, are cut out and
+decoded piece by piece; what is left of the body is small. The result is the same: whatever is not understood
+here is left to the parsers of ``jsonbody``.
 """
 
 import re
@@ -23,11 +23,11 @@ _decode_text = msgspec.json.Decoder(str).decode
 
 
 class NotPlainError(ValueError):
-    """The body is none that is understood here."""
+    """The body has a form that is not handled here."""
 
 
 def parse_large(body: bytes) -> tuple[Any, bytes]:
-    """What is in ``body``, and the body without its long strings. Raises NotPlainError."""
+    """The parsed ``body``, and its bytes without the long strings. Raises NotPlainError."""
     mark = secrets.token_hex(8)
     texts: dict[str, str] = {}
     rest: list[bytes] = []
@@ -98,7 +98,7 @@ def _border(body: bytes, start: int, stop: int, end: int) -> int:
 
 
 def _outside_escapes(body: bytes, start: int, stop: int) -> int:
-    """The last place up to ``stop`` with no escape around it; where they are dense, they are counted off."""
+    """The last place up to ``stop`` that is not inside an escape; where they are dense, all are matched."""
     place = stop
     for _ in range(_LOOKS):
         found = body.rfind(b"\\", max(start, place - _ESCAPE), place)
@@ -111,7 +111,7 @@ def _outside_escapes(body: bytes, start: int, stop: int) -> int:
 
 
 def _filled(data: Any, texts: dict[str, str]) -> int:
-    """Put the texts back where their names stand; how many were. Iterative: nesting exhausts no stack."""
+    """Put the texts back in place of their names; returns how many. Iterative: nesting exhausts no stack."""
     filled, stack = 0, [data]
     while stack:
         inside = stack.pop()

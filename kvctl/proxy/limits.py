@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 LARGEST = 2**53
-"""Larger limits are held to this: it is beyond every context, and floats still count in ones here."""
+"""Larger limits are cut to this: it is beyond every context, and doubles are still exact up to here."""
 
 _INT = TypeAdapter(int).validator
 _BOOL = TypeAdapter(bool).validator
@@ -20,7 +20,7 @@ _BOOL = TypeAdapter(bool).validator
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadRequest:
-    """A body that cannot be served: an answer in the engine's own words."""
+    """A body that cannot be served, with the answer in the engine's own words."""
 
     message: str
     status: int = 400
@@ -37,7 +37,7 @@ class Wrong:
     loc: str  # "body.max_tokens"
     message: str
     shown: str  # the value, shortened
-    context: Mapping[str, Any] | None = None  # what the rule was, for some kinds
+    context: Mapping[str, Any] | None = None  # the violated rule, for some kinds
 
     def line(self) -> str:
         """The engine's rendering of it: a Python dictionary."""
@@ -53,7 +53,7 @@ def malformed(
 
 
 def validation_errors(wrongs: Iterable[Wrong]) -> BadRequest:
-    """All validation errors of a body, in the engine's format; ``wrongs`` has one at least."""
+    """All validation errors of a body, in the engine's format; ``wrongs`` must not be empty."""
     found = list(wrongs)
     label = "validation error" if len(found) == 1 else "validation errors"
     lines = "\n".join(wrong.line() for wrong in found)

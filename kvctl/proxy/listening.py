@@ -1,7 +1,7 @@
 """The data port's listening sockets: opened, or taken over from the process before this one.
 
-Over a restart the service manager holds the sockets: who connects in between waits in the kernel's queue
-and is served by the next process. One that listens elsewhere than the settings now say is closed.
+During a restart the service manager holds the sockets: clients that connect meanwhile wait in the kernel's
+queue and are served by the next process. A socket whose address is no longer in the settings is closed.
 """
 
 import asyncio
@@ -13,9 +13,9 @@ from pathlib import Path
 from ssl import SSLContext
 from typing import Any
 
-BACKLOG = 4096  # clients that the kernel keeps until they are accepted
+BACKLOG = 4096  # clients that the kernel queues until they are accepted
 AT_ONCE = 16
-"""Clients accepted in one round of the loop: those that are too many have a descriptor until refused."""
+"""Clients accepted in one round of the loop: each takes a descriptor, even if it is then refused."""
 _UNIX = "unix:"
 _PORTS = 65536
 Protocol = Callable[[], asyncio.Protocol]
@@ -40,8 +40,8 @@ class Listeners:
     ) -> None:
         """Listen on ``HOST:PORT``, ``[V6]:PORT``, ``:PORT`` or ``unix:/PATH``; takes all of ``inherited``.
 
-        A client that owes its part of a TLS handshake for ``handshake_timeout`` seconds is cut off.
-        Raises ValueError where ``listen`` is none of these, OSError where it cannot be had.
+        A client that does not finish its TLS handshake within ``handshake_timeout`` seconds is cut off.
+        Raises ValueError where ``listen`` is none of these, OSError where the address cannot be used.
         """
         places = await _places(listen)
         self.sockets = _opened(places, inherited)
@@ -52,10 +52,10 @@ class Listeners:
             self._servers.append(
                 await serve(protocol, sock=made, ssl=ssl, backlog=AT_ONCE, ssl_handshake_timeout=patience)
             )
-            made.listen(BACKLOG)  # asyncio has one number for both
+            made.listen(BACKLOG)  # asyncio has one number for the queue and for AT_ONCE
 
     def close(self) -> None:
-        """Accept no more. What waits in the kernel's queue stays there, if another process has the socket."""
+        """Accept no more. Clients in the kernel's queue stay there if another process holds the socket."""
         for server in self._servers:
             server.close()
         self.sockets = ()
@@ -109,7 +109,7 @@ def _opened(places: Iterable[Place], inherited: Sequence[socket.socket]) -> tupl
 
 
 def _bound(family: int, address: Any) -> socket.socket | None:
-    """A listening socket; None where this machine has no such family."""
+    """A listening socket; None where this machine lacks the address family."""
     try:
         made = socket.socket(family, socket.SOCK_STREAM)
     except OSError:

@@ -1,8 +1,8 @@
-"""Log-probabilities that a request asks for: memory of the card that no KV budget covers.
+"""Log-probabilities that a request asks for: GPU memory that no KV budget covers.
 
-For each token the engine then holds a row as long as the vocabulary beside the KV pool, and for a prompt's
-own (``prompt_logprobs``) one for every token of a chunk at once. -1 asks for the whole vocabulary. The budget
-cannot weigh that, so it has a bound of its own.
+For each token the engine then holds a row as long as the vocabulary, outside the KV pool; for those of a
+prompt (``prompt_logprobs``), one for every token of a prefill chunk at once. -1 asks for the whole
+vocabulary. The budget cannot weigh that, so it has a bound of its own.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ _WHOLE_VOCABULARY = -1
 
 
 def too_many_logprobs(data: Mapping[str, Any], most: int | None) -> BadRequest | None:
-    """The answer to a body that asks for more than ``most`` a token (None: any number).
+    """The answer to a body that asks for more than ``most`` per token (None: any number), else None.
 
     A number that the engine's validation refuses is left to the engine, as is chat's switch ``logprobs``.
     """

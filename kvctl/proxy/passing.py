@@ -1,8 +1,8 @@
 """Routes that are relayed without being metered, and which of several engines answers them.
 
-With one engine all go there. With several: the model that the body names decides; a stored response is asked
-of its maker; /v1/models is the merged list; everything else (/metrics, /version, /health) goes to the engine
-that the query names (``?engine=NAME``), else to the first that serves.
+With one engine all of them go there. With several, the model that the body names decides; a stored response
+is requested from the engine that made it; /v1/models is the merged list; everything else (/metrics, /version,
+/health) goes to the engine that the query names (``?engine=NAME``), else to the first that serves.
 """
 
 import asyncio
@@ -96,7 +96,7 @@ class Passing:
         return found
 
     def _knows(self, backend: Backend, request: web.BaseRequest) -> bool:
-        """Whether it has the route; a preflight's is that of another method."""
+        """Whether the engine has the route; for a preflight, with the method that it asks about."""
         return self._planner.match_of(backend, request).action is Action.PASS
 
     def _by_name(self, match: Match) -> Backend | BadRequest | None:

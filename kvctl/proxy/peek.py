@@ -1,7 +1,7 @@
-"""What the choice among several engines needs of a body before it is read: the model, and how it begins.
+"""What the choice among several engines needs of a body before it is read: the model and the prefix.
 
-Law 5: bytes pass unchanged. Where a caller used an alias, ``renamed`` replaces the one value of ``model`` and
-not a byte beside it; that is the only rewriting there is, and a response header tells of it.
+Law 5: bytes pass unchanged. Where a caller used an alias, ``renamed`` replaces the value of ``model`` and not
+another byte; that is the only rewriting there is, and a response header tells of it.
 """
 
 import json
@@ -22,7 +22,7 @@ _ABSENT = msgspec.Raw(b"null")
 
 
 class _Body(msgspec.Struct):
-    """The fields looked at, as raw JSON: whatever their type, the rest of the body is skipped, not built."""
+    """The fields that are looked at, as raw JSON of any type; the rest of the body is skipped, not built."""
 
     model: msgspec.Raw = _ABSENT
     tools: msgspec.Raw = _ABSENT
@@ -44,7 +44,7 @@ _items = msgspec.json.Decoder(list[msgspec.Raw])
 
 @dataclass(frozen=True, slots=True)
 class Peek:
-    """``model`` "": none named. ``previous``: the stored response that it goes on from."""
+    """``model`` is "" where none is named. ``previous``: the stored response that the request continues."""
 
     model: str = ""
     previous: str = ""
@@ -52,7 +52,7 @@ class Peek:
 
 
 def peek(body: bytes) -> Peek:
-    """A first look at a JSON body. Never raises: of what is no JSON object nothing is known."""
+    """A first look at a JSON body. Never raises; of anything but a JSON object it tells nothing."""
     try:
         seen = _decoder.decode(body)
         return Peek(
@@ -84,7 +84,7 @@ def _text(value: object) -> str:
 
 
 def _prefixes(seen: _Body) -> tuple[Prefix, ...]:
-    """How the prompt begins, by its bytes: one chain of (tokens so far, hash of all so far)."""
+    """The prompt's prefix by its bytes: one chain of (tokens so far, hash of all so far)."""
     chain = blake2b(digest_size=8)
     size = 0
     for name in _HEAD:
@@ -104,7 +104,7 @@ def _prefixes(seen: _Body) -> tuple[Prefix, ...]:
 
 
 def _pieces(raw: msgspec.Raw) -> Iterator[bytes]:
-    """Whole messages of a list, whole steps of a text: what another request may begin with too."""
+    """Whole messages of a list, or whole steps of a text: the units that another request may share."""
     data = bytes(raw)
     if data[:1] == b"[":
         yield from map(bytes, _items.decode(raw))

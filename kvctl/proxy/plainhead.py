@@ -1,10 +1,11 @@
 """The head of an answer in its plainest form, read in one step. Any other is left to the parser.
 
-Nearly every answer has one, and the parser calls back for each of its lines. What is read here is what the
-parser would have told (``tests/proxy/test_plainhead.py`` plays both).
+Nearly every answer has one, and the parser would call back for each of its lines. The result is what the
+parser would have given (``tests/proxy/test_plainhead.py`` plays both).
 
-Plain is a head that came whole, of HTTP/1.1 and a status with a body: lines with one space behind the colon
-and printable ASCII in their values, one length or chunks alone, and nothing else that concerns the hop.
+A head is plain if it came whole, is HTTP/1.1 with a status that has a body, its lines have one space behind
+the colon and printable ASCII in their values, its framing is one length or chunks, and no other header
+concerns the hop.
 """
 
 import re
@@ -44,7 +45,7 @@ class PlainHead(NamedTuple):
 
 
 def plain_head(data: bytes) -> PlainHead | None:
-    """The head that ``data`` begins with; None: it is not all of it, or not plain."""
+    """The head that ``data`` begins with; None: it is not whole, or not plain."""
     found = _HEAD.match(data)
     if found is None:
         return None

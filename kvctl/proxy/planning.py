@@ -1,7 +1,7 @@
-"""From a request to who may serve it: the engines behind its model's name, and the request as each reads it.
+"""Which engines may serve a request by its model's name, and what it asks of each of them.
 
 Law 4: a 400 needs proof. A body that one engine's reader refuses is refused only where all readers do.
-Bodies are read and counted once for engines that read alike: same adapter, same tokenizer, same model.
+A body is read and counted once for all engines that read alike: same adapter, same tokenizer, same model.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from kvctl.proxy.seams import Backend, ProxyConfig
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """A request as one engine is to get it, and what it asks of that engine."""
+    """A request as one engine is to receive it, and what it asks of that engine."""
 
     backend: Backend
     match: Match
@@ -37,10 +37,10 @@ class Plan(msgspec.Struct, frozen=True):
     prefixes: tuple[Prefix, ...]
     rank: str | None
     readings: tuple[Reading, ...]
-    bound: bool = False  # only one engine holds what the request goes on from
+    bound: bool = False  # only one engine holds what the request continues
 
     def shapes(self) -> list[tuple[Backend, Shape]]:
-        """What each engine's gates are asked."""
+        """Each engine with the shape that its gates are to judge."""
         return [(reading.backend, reading.parsed.shape) for reading in self.readings]
 
     def of(self, backend: Backend) -> Reading:
@@ -77,7 +77,7 @@ class Planner:
         self._first_router = self._routers[dispatch.backends[0].name]
 
     def match(self, method: str, target: str) -> Match:
-        """What a request line means: to the first engine that knows the route, whatever its kind."""
+        """What a request line means to the first engine that knows the route."""
         first = self._first_router.match(method, target)
         if first.action is not Action.NOT_FOUND or not self._several:
             return first
@@ -90,7 +90,7 @@ class Planner:
         return self._routers[backend.name].match(request.method, request.raw_path)
 
     async def plan(self, request: web.BaseRequest, match: Match, body: bytes) -> Plan | BadRequest:
-        """Who may serve a request whose ``match`` is metered by some engine, or an answer."""
+        """Who may serve a request whose ``match`` some engine meters; or the refusal to answer with."""
         if self._several:
             return await self._plan_several(request, body)
         backend = self._dispatch.backends[0]
@@ -120,7 +120,7 @@ class Planner:
     async def _readings(
         self, metering: Sequence[tuple[Backend, Match]], model: str, request: web.BaseRequest, body: bytes
     ) -> tuple[Reading, ...] | BadRequest:
-        """Engines that serve now read first: their counting works."""
+        """The body as each engine reads it; those that serve now read first, since their counting works."""
         read: dict[tuple[str, str, str], tuple[bytes, Parsed | BadRequest]] = {}
         for backend, match in sorted(metering, key=lambda each: not each[0].serving):
             key = (backend.engine.name, backend.tokenizer, backend.own_name(model))
@@ -144,7 +144,7 @@ class Planner:
         return sent, parsed if isinstance(parsed, BadRequest) else self._attributed(parsed, request)
 
     def _attributed(self, parsed: Parsed, request: web.BaseRequest) -> Parsed:
-        """With its tenant, and the priority that it asks for."""
+        """``parsed`` with its tenant, and the priority that it asks for."""
         shape = self._tenancy.attribute(parsed.shape, request.headers)
         return parsed if shape is parsed.shape else replace(parsed, shape=shape)
 
@@ -156,7 +156,7 @@ def _metered(match: Match) -> Route:
 
 
 def as_known(backend: Backend, model: str, body: bytes) -> bytes | BadRequest:
-    """The body as the engine is to get it: as sent, unless the model is one of the engine's aliases."""
+    """The body as the engine is to receive it: as sent, unless ``model`` is one of its aliases."""
     own = backend.own_name(model)
     if own == model:
         return body

@@ -1,14 +1,12 @@
 """An engine's address and the pool of connections to it.
 
-Connections never live longer than the engine keeps them.
+There is no limit on connections: it would be a hidden queue between the gate and the engine.
 
-There is no limit on connections: one would be a hidden queue between the gate and the engine.
-
-The keep-alive race: an engine closes idle connections (uvicorn after 5 s) just when one is taken for a new
-request. Connections are kept for less than that, and a request that met the race is sent once more on a
-fresh connection, provided that nothing was answered and that either its method is safe, or the peer's
-reset came at once, which proves that its bytes were never read whole. A generation that may have begun is
-never sent twice: a mere close, or a reset after a while (by something in between), proves nothing.
+The keep-alive race: an engine closes an idle connection (uvicorn after 5 s) just when it is taken for a new
+request. Connections are kept for less than that, and a request that lost the race is sent once more on a
+fresh connection, provided that nothing was answered and that either its method is safe, or the peer's reset
+came at once, which proves that its bytes were never read whole. A generation that may have begun is never
+sent twice: a mere close, or a reset after a while (by something in between), proves nothing.
 """
 
 import asyncio
@@ -75,7 +73,7 @@ def parse_address(url: str) -> Address:
 class Upstream:
     """One engine as the data plane sees it.
 
-    Timeouts are in seconds. ``read_timeout`` None: a silent engine is waited for without end.
+    Times are in seconds. ``read_timeout`` None: a silent engine is waited for without end.
     ``idle_life`` must stay below the engine's own keep-alive time. ``trust`` is used for https addresses;
     None: the system's authorities. ``on_retry`` is told of each request that was sent again.
     """
@@ -115,7 +113,7 @@ class Upstream:
         return len(self._busy)
 
     async def request(self, method: str, target: bytes, headers: Headers, body: bytes | None) -> Response:
-        """Send a request; returns when status and headers of the answer are here.
+        """Send a request; returns when status and headers of the answer have come.
 
         ``headers`` must be complete but for Host and Content-Length. Raises ConnectError (nothing was
         sent), BrokenError or UpstreamTimeoutError. Cancelling closes the connection.
@@ -238,7 +236,7 @@ class Upstream:
         connection: Connection = (await loop.create_connection(factory, host, self.address.port, **options))[
             1
         ]
-        if host != self._hosts[0]:  # localhost: the family that worked is tried first from now on
+        if host != self._hosts[0]:  # such as localhost: the address that worked is tried first from now on
             self._hosts = (host, *(other for other in self._hosts if other != host))
         return connection
 

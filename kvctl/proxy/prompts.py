@@ -13,9 +13,9 @@ from kvctl.proxy.limits import BadRequest, malformed
 
 
 class Prompts(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be counted (``texts``) and what is counted already (tokens per prompt).
+    """What remains to be counted (``texts``) and what is counted already (tokens per prompt).
 
-    ``lists`` are the ids themselves, where all are plain ones.
+    ``lists`` are the token ids themselves, where all of them are plain integers.
     """
 
     texts: tuple[str, ...] = ()
@@ -45,7 +45,7 @@ def completion_prompts(
         return found
     if not (found.texts or embeds):
         return found
-    suffix = data.get("suffix")  # of the few models that fill in the middle: it joins the prompt
+    suffix = data.get("suffix")  # for the few models that fill in the middle, it is part of the prompt
     texts = (
         tuple(text + suffix for text in found.texts) if isinstance(suffix, str) and suffix else found.texts
     )
@@ -86,7 +86,7 @@ def _token_lists(lists: list[list[Any]], vocab_size: int | None, field: str) -> 
             if bad := outside_vocabulary(ids, vocab_size, field):
                 return bad
         else:
-            plain = False  # numbers in other clothes, or what the engine refuses: it tells
+            plain = False  # written in another form, or refused: the engine decides
     return Prompts(ids=tuple(map(len, lists)), lists=tuple(lists) if plain else (), doubtful=not plain)
 
 
@@ -115,7 +115,7 @@ def outside_vocabulary(ids: list[int], vocab_size: int | None, field: str) -> Ba
 
 
 def _embeds(value: Any, bytes_per_token: int) -> tuple[int, ...]:
-    """Most tokens of each base64 tensor: bytes over the narrowest row. Garbage is the engine's to refuse."""
+    """The most tokens of each base64 tensor: bytes over the narrowest row. Garbage is left for the engine."""
     tensors = value if isinstance(value, list) else [value]
     return tuple(
         max(1, -(-len(item) * 3 // 4 // bytes_per_token))

@@ -1,4 +1,4 @@
-"""From the engine's connection straight to the client's: the answer's way back.
+"""The answer's way back: from the engine's connection straight to the client's.
 
 Law 5: bytes pass unchanged, and a stream that broke upstream breaks downstream. A broken answer is never
 given the end that it did not have: the client's connection is reset (a plain close would look like a clean
@@ -26,7 +26,7 @@ from kvctl.proxy.sniffer import media_type
 
 _LAST_CHUNK = b"0\r\n\r\n"
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
-_FLUSH_PATIENCE = 1.0  # seconds for what was relayed to leave before the connection is reset
+_FLUSH_PATIENCE = 1.0  # seconds that relayed bytes get to leave before the connection is reset
 _FLUSH_LOOK = 0.005
 _NO_BODY = (204, 304)
 
@@ -36,7 +36,7 @@ class ClientStalledError(Exception):
 
 
 class Written(web.StreamResponse):
-    """An answer that is on the wire already."""
+    """An answer that is already on the wire."""
 
     def __init__(self, status: int, *, keep_alive: bool) -> None:
         super().__init__(status=status)
@@ -56,12 +56,12 @@ class Written(web.StreamResponse):
 
 @lru_cache(maxsize=256)
 def written(status: int, *, keep_alive: bool) -> Written:
-    """One for all answers that are alike: it holds nothing of any of them."""
+    """The ``Written`` of a status; shared by all such answers, since it holds nothing of any of them."""
     return Written(status, keep_alive=keep_alive)
 
 
 class Unwritten(Written):
-    """An own answer that aiohttp is to ask for (its error handler is not allowed to wait)."""
+    """One of kvctl's own answers, written when aiohttp asks for it (its error handler may not wait)."""
 
     def __init__(self, answer: Answer) -> None:
         super().__init__(answer.status, keep_alive=False)
@@ -102,7 +102,7 @@ def _version(request: web.BaseRequest) -> tuple[int, int]:
 
 
 def _connection(request: web.BaseRequest, *, stays: bool) -> list[tuple[bytes, bytes]]:
-    """The Connection header where the version's default is not what happens."""
+    """The Connection header, where the HTTP version's default does not apply."""
     if not stays:
         return [(b"Connection", b"close")]
     return [(b"Connection", b"keep-alive")] if request.version < (1, 1) else []
@@ -131,7 +131,7 @@ class ClientStream:
         self._response = response
         self._patience = patience
         self._blocked = False
-        self.stirred = False  # more of the body was written since somebody set this to False
+        self.stirred = False  # set whenever more of the body is written; ``Heartbeat`` clears it
         bodyless = request.method == "HEAD" or response.status in _NO_BODY
         known = response.length is not None and not response.chunked
         self._chunked = not bodyless and not known and request.version >= (1, 1)
@@ -160,13 +160,13 @@ class ClientStream:
         return not self._held
 
     def flush(self) -> None:
-        """Let the head go; before this it waits for the first bytes of the body."""
+        """Send the head, which otherwise waits for the first bytes of the body."""
         if self._held:
             head, self._held = self._held, b""
             _write(self._request, head)
 
     def data(self, data: bytes, framed: bytes = b"") -> None:
-        """More of the body, also as whole chunks if it came so."""
+        """More of the body; ``framed``: the same as whole chunks, where it came so."""
         if self._chunked:
             data = framed or b"%x\r\n%b\r\n" % (len(data), data)
         if not self._held:
@@ -179,11 +179,11 @@ class ClientStream:
 
     @property
     def takes_chunks(self) -> bool:
-        """Whether a chunk of the engine's may go as it came, by ``put``."""
+        """Whether the engine's chunks may be passed as they came, by ``put``."""
         return self._chunked and not self._held
 
     def put(self, data: bytes) -> None:
-        """More of an answer that was begun. Stops the engine where the client is slow."""
+        """More of an answer that has begun. Stops reading from the engine where the client is slow."""
         transport = self.client.transport
         if transport is not None and not transport.is_closing():
             transport.write(data)
@@ -192,14 +192,14 @@ class ClientStream:
             self.hold_back()
 
     def hold_back(self) -> None:
-        """The client does not keep up: the engine is not read on until it does."""
+        """The client does not keep up: stop reading from the engine until it does."""
         if not self._blocked:
             self._blocked = True
             self._response.pause()
             self._response.nudge()
 
     def remark(self, comment: bytes) -> None:
-        """Put ``comment`` into an event stream whose end is open, as long as its client keeps up."""
+        """Add ``comment`` to an event stream that goes on, as long as its client keeps up."""
         open_ended = self.event_stream and (self._chunked or not self.keep_alive)
         if open_ended and not (self._blocked or self._response.finished):
             self.data(comment)
@@ -212,7 +212,7 @@ class ClientStream:
 
     @property
     def over(self) -> bool:
-        """Whether the answer is over and nobody has to wait for the client: nothing is left to follow."""
+        """Whether the answer is over and no bytes wait for the client, so that ``follow`` is not needed."""
         return self._response.finished and not self.client.writing_paused
 
     async def follow(self) -> None:
@@ -227,11 +227,11 @@ class ClientStream:
         await self._drain()
 
     async def _drain(self) -> None:
-        """Wait for a client that does not keep up, as long as it takes anything at all."""
+        """Wait for a slow client, as long as it takes anything at all."""
         if not self._request.protocol.writing_paused:
             return
         waiting = self._waiting_bytes()
-        # One task for the whole wait: a drain that was cancelled once leaves aiohttp a dead future.
+        # one task for the whole wait: after a cancelled drain aiohttp is left with a dead future
         drained = asyncio.ensure_future(self._request.writer.drain())
         drained.add_done_callback(_seen)
         try:
@@ -260,20 +260,20 @@ def _as_it_came(head: PlainHead, request_id: str) -> bytes:
 
 
 def _seen(drained: asyncio.Task[None]) -> None:
-    """A connection that was lost while it was waited for: aiohttp cancels the handler too, that is enough."""
+    """Take note of a connection lost during the wait: aiohttp cancels the handler too, which is enough."""
     if not drained.cancelled():
         drained.exception()
 
 
 async def sever(request: web.BaseRequest, patience: float = _FLUSH_PATIENCE) -> None:
-    """Reset the client's connection, once what was written has left, or could not within a second."""
+    """Reset the client's connection, once what was written has left or ``patience`` seconds are over."""
     transport = request.transport
     if transport is None:
         return
     sock = transport.get_extra_info("socket")
     loop = asyncio.get_running_loop()
     until = loop.time() + patience
-    # Neither asyncio nor the kernel tells when the last byte was acknowledged: it has to be looked at.
+    # neither asyncio nor the kernel announces that the last byte was acknowledged: it has to be polled
     while _unsent(transport) and loop.time() < until and not transport.is_closing():  # noqa: ASYNC110
         await asyncio.sleep(_FLUSH_LOOK)
     with suppress(OSError):

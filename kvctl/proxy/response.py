@@ -40,10 +40,10 @@ _EARLY_LIMIT = 256 * 1024  # body bytes held before anybody takes them
 
 
 class Carrier(Protocol):
-    """The connection that an answer comes on."""
+    """The connection that an answer arrives on."""
 
     def pause(self, response: "Response") -> None:
-        """Stop reading, as long as ``response`` is the answer in course."""
+        """Stop reading, if ``response`` is the current answer."""
 
     def resume(self, response: "Response") -> None:
         """Read on."""
@@ -52,10 +52,10 @@ class Carrier(Protocol):
         """``response`` is over."""
 
     def unblock_writer(self) -> None:
-        """The answer began: whoever still writes the request looks again."""
+        """The answer began: wake whoever still writes the request."""
 
     def divert(self, response: "Response", swift: Swift) -> None:
-        """What comes goes to ``swift`` first, as long as ``response`` is the answer in course."""
+        """Give what comes to ``swift`` first, as long as ``response`` is the current answer."""
 
     def abort(self) -> None:
         """Close at once."""
@@ -64,7 +64,8 @@ class Carrier(Protocol):
 class Response:
     """One answer of the engine, and the parser's callbacks for it.
 
-    There is a parser only where something comes that is not in its plainest form; it is told the head then.
+    A parser is made only when something comes that is not in its plainest form; it is then fed the head
+    again.
     """
 
     __slots__ = (
@@ -79,7 +80,7 @@ class Response:
         self._head_only = head_only
         self._parser: HttpResponseParser | None = None
         self._read_head = b""  # a head that the parser has not seen
-        self._left = 0  # bytes of a plainly framed body that are to come
+        self._left = 0  # bytes of a plainly framed body that are still to come
         self._sink: Sink | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._pieces: list[bytes] = []
@@ -101,7 +102,7 @@ class Response:
     # --- for the user ---
 
     def attach(self, sink: Sink) -> None:
-        """Give the body to ``sink`` from now on, what came before at once."""
+        """Give the body to ``sink`` from now on, and what came before at once."""
         self._sink = sink
         early, self._early = self._early, []
         if early:
@@ -113,26 +114,26 @@ class Response:
         self._early_size = 0
 
     async def wait(self) -> None:
-        """Return when the answer is over, or when somebody nudged."""
+        """Return when the answer is over, or at ``nudge``."""
         while not (self.finished or self._nudged):
             await self._wait()
         self._nudged = False
 
     async def wait_head(self) -> None:
-        """Return when status and headers are here. Raises UpstreamError if they never come."""
+        """Return when status and headers have come. Raises UpstreamError if they never do."""
         while not (self.finished or self.has_head):
             await self._wait()
         if not self.has_head:
             raise self.error or BrokenError("no answer")
 
     async def peek(self, enough: Callable[[bytes], bool]) -> bytes:
-        """The body's first bytes, once they are ``enough`` or the answer is over. Nothing of it is taken."""
+        """The body's first bytes, once they are ``enough`` or the answer is over. They stay in the body."""
         while not (self.finished or enough(b"".join(self._early))):
             await self._wait()
         return b"".join(self._early)
 
     def add(self, more: Headers) -> None:
-        """Put headers of kvctl's own behind the engine's."""
+        """Add headers of kvctl's own behind the engine's."""
         self.headers += more
         self.plain = None
 
@@ -154,7 +155,7 @@ class Response:
         self._connection.divert(self, swift)
 
     def abort(self) -> None:
-        """Nobody wants the rest: close the connection at once. Nothing reaches the sink after this."""
+        """Give up the rest: close the connection at once. Nothing reaches the sink after this."""
         self._sink = None
         if not self.finished:
             self._connection.abort()
@@ -184,7 +185,7 @@ class Response:
         self._feed_parser(data)
 
     def _begin(self, head: PlainHead, data: bytes) -> None:
-        """A plain head, and what came with it."""
+        """Take a plain head, and what came with it."""
         self.answered = self.has_head = self._framed = self._keep = True
         self.plain = head
         size, self.status, self.reason, self.headers, _, self.length, *types, _ = head
@@ -203,14 +204,14 @@ class Response:
         self._wake()
 
     def _take_chunks(self, payload: bytes, data: bytes) -> None:
-        """Whole chunks, as they came, and what they carry."""
+        """Take whole chunks, as they came, and their ``payload``."""
         if self._sink is not None:
             self._sink.data(payload, data)
         else:
             self._keep_early(payload)
 
     def _take_last(self, before: bytes) -> bool:
-        """The last chunk behind whole ones, or alone; False: the bytes before it are something else."""
+        """Take the last chunk, alone or behind whole ones; False: the bytes before it are something else."""
         payload = payload_of(before)
         if before and not payload:
             return False
@@ -258,7 +259,7 @@ class Response:
             self._bound_head(size)
 
     def end_of_stream(self, cause: Exception | None) -> None:
-        """The engine closed: an end only where the framing was "until close" and the close was clean."""
+        """The engine closed: this ends the answer only if it was framed "until close" and closed cleanly."""
         if cause is None and self.has_head and not self._framed:
             self.finish(None)
         else:
@@ -267,12 +268,12 @@ class Response:
             self.finish(BrokenError(f"the engine's connection {word} {when}"))
 
     def finish(self, error: UpstreamError | None) -> None:
-        """The answer is over. Only the first word counts."""
+        """The answer is over. Only the first call counts."""
         if self.finished:
             return
         self.finished = True
         self.error = error
-        self._parser = None  # it holds this response: a cycle, which only the collector would break
+        self._parser = None  # it refers to this response, a cycle that only the garbage collector would break
         self._connection.release(self)
         self._wake()
         if self._sink is not None:
@@ -357,10 +358,10 @@ class Response:
         for name, value in self.headers:
             lower = name.lower()
             if lower == b"content-length":
-                self.length = int(value)  # the parser let digits through only
+                self.length = int(value)  # the parser let only digits through
             elif lower == b"transfer-encoding":
                 self.chunked = not self._coded and value.strip().lower() == b"chunked"
-                self._coded = self._coded or not self.chunked  # a coding of the hop: it would be lost here
+                self._coded = self._coded or not self.chunked  # a hop-by-hop coding, which would be lost here
             elif lower == b"content-type":
                 self.content_type = value
             elif lower == b"content-encoding":
@@ -371,7 +372,7 @@ class Response:
         self._keep = self._framed and bool(self._the_parser().should_keep_alive())
         if bodyless:
             self._complete = True
-            # An engine that errs about bodies here would send its bytes into the next answer.
+            # if the engine sends a body all the same, its bytes would run into the next answer
             self._keep = self._keep and not self.chunked and not (self._head_only and self.length)
 
     def _bound_head(self, more: int) -> None:

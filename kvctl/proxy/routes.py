@@ -52,7 +52,7 @@ class Match:
 
 
 def normalise(target: str, base_path: str = "") -> tuple[str, str] | None:
-    """Normal path and query (with its ``?``, as sent) of a request target; None: it names nothing here."""
+    """Normal path and query (with its ``?``, as sent) of a request target; None: it cannot name a route."""
     path, mark, query = target.partition("#")[0].partition("?")
     if "://" in path and not path.startswith("/"):  # absolute form, as sent to forward proxies
         path = "/" + path.partition("://")[2].partition("/")[2]
@@ -119,7 +119,7 @@ class Router:
         if found is None:
             found = self._match(method, target)
             if found.route is not None and len(target) <= 64 and len(self._cache) < 1024:
-                self._cache[key] = found  # the few spellings that make up nearly all traffic
+                self._cache[key] = found  # few spellings make up nearly all traffic
         return found
 
     def _match(self, method: str, target: str) -> Match:
@@ -139,7 +139,7 @@ class Router:
         return Match(action, path, forwarded, route)
 
     def _without_route(self, method: str, path: str, forwarded: bytes) -> Match:
-        """Nothing under this method: a preflight passes where any other method is served."""
+        """The path has no such method; a preflight passes where any other method is served."""
         allowed = sorted(
             other
             for other in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
@@ -194,7 +194,7 @@ class Router:
 
 
 class LiveRouter:
-    """A router over an engine whose kind is found out, or changes, while kvctl runs."""
+    """A router for an engine whose kind is detected, or changes, while kvctl runs."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What the proxy needs of the rest: its settings, where it reports, and the engine behind it."""
+"""What the proxy needs from the rest: its settings, where it reports, and the engines behind it."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -38,7 +38,7 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProxyMetrics(Protocol):
-    """Told of everything that is to be counted. Called on the loop: must be quick."""
+    """Takes everything that is to be counted. Called on the loop: must be quick."""
 
     def served(self, record: Served) -> None:
         """A request is over."""
@@ -68,9 +68,9 @@ class ProxyConfig:
     max_headers: int = 256
     header_timeout: float = 10.0
     body_timeout: float = 60.0  # of silence
-    client_write_timeout: float = 60.0  # without the client taking a byte
+    client_write_timeout: float = 60.0  # during which the client takes not a byte
     keepalive_timeout: float = 75.0
-    first_event_peek: float = 0.0  # most that a stream's head is held for its first event; 0: not at all
+    first_event_peek: float = 0.0  # longest that a stream's head waits for its first event; 0: not at all
     stream_heartbeat: float = 0.0  # silence of an event stream until a comment is sent; 0: never
     tokenize_concurrency: int = 16  # of passed POST routes such as /tokenize
     background_responses: int = 1000  # most that are generated in the background at once; 0: none may be
@@ -94,9 +94,10 @@ class Lane:
 class Backend:
     """One engine: its address, its adapter, the reader of its request bodies, and its gates.
 
-    ``models`` are the names that the operator says it serves; empty: as it says itself. ``tokenizer`` is what
-    its reader counts with: bodies are read once for engines that read them alike. ``lanes`` is never empty;
-    its owner may change what is in it. ``drains``: an answer is read to its end though its client has left.
+    ``models`` are the names that the operator says it serves; empty: those that it reports. ``tokenizer`` is
+    what its reader counts with: bodies are read once for engines that read them alike. ``lanes`` is never
+    empty; its owner may change what is in it. ``drains``: an answer is read to its end though its client has
+    left.
     """
 
     upstream: Upstream
@@ -108,7 +109,7 @@ class Backend:
     aliases: Mapping[str, str] = field(default_factory=dict)
     tokenizer: str = ""
     drains: bool = False
-    authorization: str | None = field(default=None, repr=False)  # kvctl's own, for what it asks itself
+    authorization: str | None = field(default=None, repr=False)  # kvctl's own, for its own questions
 
     @property
     def serving(self) -> bool:
@@ -128,7 +129,7 @@ class Backend:
         return self.aliases.get(model, model)
 
     def lanes_for(self, rank: str | None) -> list[Lane]:
-        """The gates that a request may go through which names ``rank``."""
+        """The gates for a request that names ``rank`` (None: any)."""
         return [lane for lane in self.lanes if rank is not None and lane.rank == rank] or self.lanes
 
     def connect_failed(self) -> None:

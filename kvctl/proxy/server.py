@@ -42,8 +42,8 @@ class ClientConnection(web.RequestHandler):
     """One client's connection; knows since when it owes the head of a request."""
 
     __slots__ = (
-        "_complain", "_held_back", "_house", "_metrics", "_wire", "closing_since", "owing_since", "serving",
-        "writing_paused",
+        "_ahead", "_complain", "_held_back", "_house", "_metrics", "_serving", "_wire", "closing_since",
+        "owing_since", "writing_paused",
     )  # fmt: skip
     writing_paused: bool  # aiohttp's is a property: a call for each event of a stream
 
@@ -56,7 +56,8 @@ class ClientConnection(web.RequestHandler):
         self._held_back = False
         self.owing_since: float | None = None
         self.closing_since: float | None = None
-        self.serving = False
+        self._serving: web.BaseRequest | None = None
+        self._ahead = False  # bytes came behind the request that is being served
         self.writing_paused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -86,10 +87,30 @@ class ClientConnection(web.RequestHandler):
             self._wire.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Bytes came; the first ones behind an answered request begin the next head."""
-        if data and self.owing_since is None and not self.serving:  # aiohttp says b"" when it reads on
-            self.owing_since = time.monotonic()
+        """Bytes came; the first ones behind a whole request begin the next head."""
+        if data and self.owing_since is None:  # aiohttp says b"" when it reads on
+            if self._serving is None:
+                self.owing_since = time.monotonic()
+            elif not self._ahead:
+                self._ahead = self._serving.content.is_eof()
         super().data_received(data)
+
+    def begin(self, request: web.BaseRequest) -> None:
+        """A request is served from now on."""
+        self.owing_since, self._serving, self._ahead = None, request, False
+
+    def done(self) -> None:
+        """It was; whoever sent a part of the next head meanwhile owes the rest from now on."""
+        self._serving = None
+        if self._ahead and not self._messages:
+            self.owing_since = time.monotonic()
+
+    def _process_keepalive(self) -> None:
+        """An idle connection was kept for long enough; one that owes a head has a time of its own."""
+        if self.owing_since is None:
+            super()._process_keepalive()
+        else:
+            self._keepalive_handle = None  # the next answer begins another
 
     def pause_writing(self) -> None:
         """The client does not keep up."""
@@ -177,14 +198,14 @@ class ClientServer(web.Server):
         connection = request.protocol
         if not isinstance(connection, ClientConnection):
             raise TypeError("a connection that is not of this server")
-        connection.owing_since, connection.serving = None, True
+        connection.begin(request)
         try:
             if request.version > HttpVersion11:
                 self._metrics.fault(ProxyFault.MALFORMED_HTTP)
                 return Unwritten(errors.malformed_http("it is of a version that is not spoken here", 505))
             return await self._handler(request)
         finally:
-            connection.serving = False
+            connection.done()
 
     def complain(self, text: str) -> None:
         """Log what a client did wrong, one line in ten seconds: strangers must not fill the log."""

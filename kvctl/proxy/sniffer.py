@@ -1,4 +1,4 @@
-"""Reads along with an answer, on a copy: tokens so far, usage, how it ended, errors inside a 200.
+"""Reads a copy of an answer as it passes: tokens so far, usage, how it ended, errors inside a 200.
 
 Nothing here alters or delays what is relayed. The result does not depend on how the bytes were split.
 An event larger than ``MAX_EVENT`` is not read (it counts as one token); memory stays bounded. What the events
@@ -20,7 +20,9 @@ MAX_EVENT = 256 * 1024  # bytes
 MAX_JSON = 64 * 1024  # bytes of a plain answer that are kept, from its end
 
 _BORDER = b"\n\n"
-_TRIES = 8  # events of a stream that are taken for models of others
+_MOST_USAGE = 4096  # bytes of a usage object; with all its details one has some hundred
+_MOST_PLACES = 16  # of the tail that may be the usage and are looked at, from its end
+_TRIES = 8  # events of a stream that are tried as patterns for later ones
 
 
 class Sniffer(Protocol):
@@ -43,7 +45,7 @@ class Sniffer(Protocol):
 
 
 def _is_plain_event(data: bytes) -> bool:
-    """Whether it is one event in one line, as nearly all are that come alone."""
+    """Whether ``data`` is one event in one line, as nearly all single events are."""
     end = len(data) - 2
     return data.startswith(b"data: ") and data.find(b"\n") == end <= MAX_EVENT and data.endswith(b"\n")
 
@@ -56,10 +58,10 @@ class StreamSniffer:
     def __init__(self) -> None:
         self._events = Events()
         self.found = self._events.found
-        self._tail = bytearray()  # of an event that is not over, line ends made LF
+        self._tail = bytearray()  # of an unfinished event, with line ends made LF
         self._skip_lf = False  # the last byte was a CR: an LF now belongs to it
         self._skipping = False  # inside an event that is too large to be read
-        self._alike: Alike | None = None  # how events look that need not be decoded
+        self._alike: Alike | None = None  # the look of events that need not be decoded
         self._tries = _TRIES
 
     @property
@@ -69,11 +71,11 @@ class StreamSniffer:
 
     @property
     def like(self) -> Alike | None:
-        """How an event looks that need not be fed next, if ``pieces`` tells of it; None: all must be."""
+        """The look of events that may be reported by ``pieces`` instead of fed; None: all must be fed."""
         return None if self._tail or self._skipping or self._skip_lf else self._alike
 
     def pieces(self, like: Alike, events: int) -> None:
-        """So many events came that ``like`` fits."""
+        """``events`` events came that look like ``like``."""
         self._events.piece(like.index, events)
 
     def feed(self, data: bytes) -> int:
@@ -123,7 +125,7 @@ class StreamSniffer:
         return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 
     def _bound(self) -> None:
-        """An event that is too large is let go; the LF that may begin its end does not count."""
+        """Drop an event that is too large; the LF that may begin its end does not count."""
         ends = self._tail.endswith(b"\n")
         if len(self._tail) - ends > MAX_EVENT or self._skipping:
             self._skipping = True
@@ -143,9 +145,9 @@ class StreamSniffer:
             self._alike = None
 
     def _line(self, event: bytes) -> None:
-        """An event in one line, unlike those that are known."""
+        """Read an event in one line that does not look like the known ones."""
         if not self._events.read(event[6:]):
-            self._alike = None  # its news may change what the others mean
+            self._alike = None  # what it says may change what the others mean
         elif self._tries:
             self._tries -= 1
             self._alike = alike(event)
@@ -154,8 +156,9 @@ class StreamSniffer:
 # --- plain answers ----------------------------------------------------------------------------------
 
 _USAGE = msgspec.json.Decoder(Usage)
-# A quoted word before a colon cannot stand inside a JSON string: its quotes would be escaped there.
+# a quoted word before a colon cannot be inside a JSON string: its quotes would be escaped there
 _USAGE_AT = re.compile(rb'"usage"\s*:\s*(\{)')
+_BRACE = re.compile(rb"[{}]")
 _FINISH_AT = re.compile(
     rb'"(?:finish_reason|stop_reason|stop_type|status)"\s*:\s*(?:\{\s*"type"\s*:\s*)?"([a-z_]+)"'
 )
@@ -165,7 +168,7 @@ _TOTAL_AT = re.compile(
 
 
 class JsonSniffer:
-    """Reads a plain JSON answer: all of it up to ``MAX_JSON`` bytes, else what its last bytes show."""
+    """Reads a plain JSON answer: the whole of it up to ``MAX_JSON`` bytes, else what its last bytes tell."""
 
     __slots__ = ("_kept", "_kept_size", "_size", "found")
 
@@ -201,7 +204,7 @@ class JsonSniffer:
         for reason in _FINISH_AT.findall(tail):
             take_finish(self.found, reason.decode("ascii"))
         places = [match.start(1) for match in _USAGE_AT.finditer(tail)]
-        for place in reversed(places):
+        for place in places[: -_MOST_PLACES - 1 : -1]:
             usage = _object_at(tail, place)
             if usage is not None:
                 take_usage(self.found, usage)
@@ -216,11 +219,11 @@ class JsonSniffer:
 def _object_at(data: bytes, start: int) -> Usage | None:
     """The usage object that begins at ``start``; it holds no strings, so braces can be counted."""
     depth = 0
-    for place in range(start, len(data)):
-        depth += {0x7B: 1, 0x7D: -1}.get(data[place], 0)
+    for brace in _BRACE.finditer(data, start, start + _MOST_USAGE):
+        depth += 1 if brace[0] == b"{" else -1
         if depth == 0:
             try:
-                return _USAGE.decode(data[start : place + 1])
+                return _USAGE.decode(data[start : brace.end()])
             except UNREADABLE:
                 return None
     return None

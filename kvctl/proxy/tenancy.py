@@ -1,8 +1,8 @@
 """Who a request comes from: its tenant by API key or by a header that a gateway in front sets.
 
-Keys are compared as digests of digests under a secret of this process: how long a look-up takes says nothing
-about a key. Where kvctl checks keys, an unknown one is answered 401 in the API's own shape; else it belongs
-to the tenant ``default``, and whether the key is any good is the engine's to say.
+Keys are compared as digests of digests under a secret of this process: the time of a look-up says nothing
+about a key. Where kvctl checks keys, an unknown one is answered 401 in the API's own format; otherwise its
+caller belongs to the tenant ``default``, and the engine judges the key.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ class KeysError(ValueError):
 
 
 def read_keys(text: str) -> dict[str, str]:
-    """A file of keys: ``SHA-256 [TENANT]`` a line, # begins a comment. By digest, the tenant.
+    """Tenant by digest, from a file of keys: one ``SHA-256 [TENANT]`` per line, # begins a comment.
 
     Raises KeysError.
     """
@@ -53,9 +53,9 @@ def read_keys(text: str) -> dict[str, str]:
 class Tenancy:
     """Names the tenant of each request.
 
-    ``keys`` maps SHA-256 digests to tenants; ``check``: a key that is not among them is refused. ``header``
-    names the tenant where callers come through a gateway that sets it; "": nobody does. ``known`` are the
-    tenants of the settings; whoever else is named counts as ``default``.
+    ``keys`` maps SHA-256 digests to tenants; ``check``: a key that is not among them is refused. ``header``:
+    the header in which a gateway in front names the tenant; "": none does. ``known``: the tenants of the
+    settings; any other name counts as ``default``.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Tenancy:
         self._on = bool(keys or header or check or self._known)
 
     def judge(self, request: web.BaseRequest) -> BadRequest | None:
-        """Whether the caller may come in at all; None: yes. Browsers ask their preflight without a key."""
+        """The refusal of an unknown key; None: none is due. Browsers send preflights without a key."""
         if not self._check or request.method == "OPTIONS" or self._by_key(request.headers) is not None:
             return None
         return UNKNOWN_KEY

@@ -1,7 +1,8 @@
-"""What the engine tells of a stored response: in the answer that begins it, and when it is asked for.
+"""What the engine says of a stored response: in the answer that begins it, and when asked for it.
 
-The name of a response may be the caller's own choice (vLLM's ``request_id``), and two may bear one name. So
-what is told is believed only of the response that was begun: generated in the background, and of its moment.
+The name of a response may be the caller's own choice (vLLM's ``request_id``), and two may have the same name.
+So what the engine says is believed only if it is of the response that was begun: generated in the background,
+and created at that moment.
 """
 
 import re
@@ -12,7 +13,7 @@ import msgspec
 from kvctl.core.outcomes import EndReason
 from kvctl.proxy.dialects import UNREADABLE, Usage
 
-MOST_BEGINNING = 1024 * 1024  # bytes of an answer in which its name is looked for
+MOST_BEGINNING = 1024 * 1024  # bytes of an answer in which its name is searched
 LIVES = frozenset({"queued", "in_progress"})
 END_OF = {
     "completed": EndReason.FINISHED,
@@ -22,14 +23,14 @@ END_OF = {
 }
 
 LONGEST_ID = 256
-"""Characters of a name that is remembered."""
+"""The most characters of a name that is remembered."""
 _ASKABLE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,255}")
 _BORDER = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _LONGEST_BORDER = 4
 
 
 class Told(msgspec.Struct, frozen=True, gc=False):
-    """A response, as far as it matters here."""
+    """What is known of a response."""
 
     id: str
     status: str = ""
@@ -39,11 +40,11 @@ class Told(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def askable(self) -> bool:
-        """Whether it can be asked for by its name as it is, in a path."""
+        """Whether its name can stand in a path as it is."""
         return _ASKABLE.fullmatch(self.id) is not None
 
     def is_same(self, begun: "Told") -> bool:
-        """Whether this is the response that was begun so, and no later one of its name."""
+        """Whether this is the response that ``begun`` tells of, and not a later one of the same name."""
         return self.id == begun.id and self.background is True and self.created_at == begun.created_at
 
 
@@ -56,7 +57,7 @@ _EVENT = msgspec.json.Decoder(_Event)
 
 
 def read_told(document: bytes) -> Told | None:
-    """Of a plain answer; None: it is none of a response."""
+    """What a plain answer says of a response; None: nothing."""
     try:
         return _TOLD.decode(document)
     except UNREADABLE:
@@ -71,7 +72,7 @@ def _read_event(payload: bytes) -> Told | None:
 
 
 class Beginning:
-    """Reads the answer that begins a response along, and tells of the response; None: it names none."""
+    """Reads the answer that begins a response, and tells of the response once; None: it names none."""
 
     __slots__ = ("_head", "_looked", "_stream", "_tell")
 
@@ -79,7 +80,7 @@ class Beginning:
         self._tell = tell
         self._stream = stream
         self._head = bytearray()
-        self._looked = 0  # bytes of it in which no border begins
+        self._looked = 0  # bytes in which no event border begins
 
     def feed(self, data: bytes) -> "Beginning | None":
         """More of the body; None: there is nothing more to look for."""

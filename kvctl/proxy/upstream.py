@@ -1,4 +1,4 @@
-"""One connection to the engine: an own protocol that carries one request at a time.
+"""One connection to the engine, an asyncio protocol of kvctl's own that carries one request at a time.
 
 Back-pressure goes both ways: reading from the engine can be paused, and request bodies are handed to the
 socket in slices that wait for it. Aborting closes the connection at once, which is how an engine learns
@@ -54,7 +54,7 @@ class Connection(asyncio.Protocol):
         return self._response
 
     def send(self, head: bytes, body: bytes | None) -> bool:
-        """Write a request; False: only its head yet, and ``send_body`` is to follow."""
+        """Write a request; False: only its head was written, and ``send_body`` must follow."""
         transport = self._transport
         if transport is None or self._response is None:
             raise BrokenError("the connection is closed")
@@ -94,7 +94,7 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def pause(self, response: Response) -> None:
-        """Stop reading, as long as ``response`` is the answer in course."""
+        """Stop reading, if ``response`` is the current answer."""
         if response is self._response and not self._read_paused and self.alive and self._transport:
             self._read_paused = True
             self._transport.pause_reading()
@@ -107,14 +107,14 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def divert(self, response: Response, swift: Swift) -> None:
-        """What comes goes to ``swift`` first, as long as ``response`` is the answer in course."""
+        """Give what comes to ``swift`` first, as long as ``response`` is the current answer."""
         if response is self._response and self.alive and self._transport:
             swift.behind, swift.noted = self, None if self._timer is None else self._note_read
             self._diverted = True
             self._transport.set_protocol(swift)
 
     def release(self, response: Response) -> None:
-        """``response`` is over: the connection goes back, or away."""
+        """``response`` is over: give the connection back, or close it."""
         if response is not self._response:
             return
         if self._diverted and self._transport is not None:
@@ -155,7 +155,7 @@ class Connection(asyncio.Protocol):
             return False
         unanswered = not response.answered
         response.end_of_stream(None)
-        # Left open where the reset behind the FIN is looked for; TLS transports cannot be.
+        # left open while the reset behind the FIN is looked for; a TLS transport cannot be
         return unanswered and self._transport is not None and not self._transport.get_extra_info("sslcontext")
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -187,7 +187,7 @@ class Connection(asyncio.Protocol):
                 self._writable = None
 
     def unblock_writer(self) -> None:
-        """The answer began: whoever still writes the request looks again."""
+        """The answer began: wake whoever still writes the request."""
         if self._writable is not None and not self._writable.done():
             self._writable.set_result(None)
 

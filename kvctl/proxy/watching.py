@@ -1,9 +1,9 @@
-"""Watches what is generated in the background, engine by engine, and ends each lease when it is over.
+"""Watches what each engine generates in the background, and ends each lease when its response is over.
 
-Each response is asked for by its name, one at a time, off every caller's path: soon after it began, then once
-a second, more seldom where asking takes long or many are watched. What cannot be asked for, or is told as
-waiting for ever, is judged by the engine's page (``core.unseen``). A watch is a task that lives while it has
-anything to watch; all are cancelled and awaited on ``close``.
+The engine is asked for each response by its name, one at a time and off every caller's path: soon after it
+began, then once a second, more seldom where asking takes long or many are watched. A response that cannot be
+asked for, or that seems to wait for ever, is judged by the engine's metrics page (``core.unseen``). A watch
+is a task that lives while it has anything to watch; all are cancelled and awaited on ``close``.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ LONGEST_S = 30.0  # between two looks
 LOOKS_PER_S = 10.0  # at one engine
 ASK_TIMEOUT_S = 5.0
 MOST_BYTES = 32 * 1024 * 1024  # of a response
-MISSES = 20  # in a row: several servers of one engine may each know their own responses alone
+MISSES = 20  # in a row: each of several API servers of one engine may know only its own responses
 
 _PATH = b"/v1/responses/"
 _NEVER_TOLD = {
@@ -45,7 +45,7 @@ _NEVER_TOLD = {
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Watched:
-    """One response. ``next_at`` and ``pause`` in seconds; ``misses``: looks in a row that nobody knew it."""
+    """One response. ``next_at`` and ``pause`` in seconds; ``misses``: looks in a row that did not find it."""
 
     lease: BackgroundLease
     unseen: Unseen
@@ -58,7 +58,7 @@ class _Watched:
 
 
 class EngineWatch:
-    """Of one engine. ``clock`` gives monotonic seconds."""
+    """The watch on one engine. ``clock`` gives monotonic seconds."""
 
     def __init__(self, backend: Backend, clock: Callable[[], float]) -> None:
         self._backend = backend
@@ -87,7 +87,7 @@ class EngineWatch:
         self._news.set()
 
     def forget(self, lease: BackgroundLease) -> None:
-        """It ended."""
+        """The lease has ended."""
         entry = self._watched.pop(lease, None)
         if entry is None:
             return
@@ -105,21 +105,21 @@ class EngineWatch:
             self._news.set()
 
     async def close(self) -> None:
-        """Watch no more. What is left is left."""
+        """Watch no more; leases that are left stay as they are."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
 
     def _headers(self, lease: BackgroundLease) -> Headers:
-        """The engine's own key where kvctl has it, else the caller's."""
+        """With kvctl's own key for the engine if it has one, else with the caller's."""
         own = self._backend.authorization
         key = own.encode("latin-1", "replace") if own is not None else lease.course.authorization
         plain = [(b"Accept", b"application/json"), (b"Accept-Encoding", b"identity")]
         return [*plain, (b"Authorization", key)] if key else plain
 
     def _name(self, entry: _Watched, now: float) -> None:
-        """Two of one name cannot be told apart by asking."""
+        """Take in the response's name, once known; two of one name cannot be told apart by asking."""
         if entry.name or entry.lease.begun is None:
             return
         entry.name, entry.next_at, entry.pause = entry.lease.begun.id, now + FIRST_LOOK_S, FIRST_LOOK_S
@@ -130,7 +130,7 @@ class EngineWatch:
             self._doubt(each, "its name was given twice")
 
     def _doubt(self, entry: _Watched, why: str) -> None:
-        """Ask for it no more: what is told is not of it, or may not be."""
+        """Ask for it no more: the engine's answer is not, or may not be, about this response."""
         if entry.lease.begun is not None:
             request = entry.lease.request_id
             sentence = f"background response of request {request}: {why}; the engine's page judges its end"
@@ -178,7 +178,7 @@ class EngineWatch:
             self._given_up(lease, must_be)
 
     def _missed(self, entry: _Watched) -> EndReason | None:
-        """It is not known there. What was never known may be kept in a way that is not understood here."""
+        """The engine does not know it. If it never did, it may keep responses in some way unknown here."""
         entry.misses += 1
         if entry.unseen.restarted or (entry.found and entry.misses >= MISSES):
             return EndReason.ENGINE_FORGOT
@@ -187,7 +187,7 @@ class EngineWatch:
         return None
 
     async def _told(self, entry: _Watched, document: bytes) -> bool:
-        """What the engine told of it; returns whether that was its end."""
+        """Read what the engine says of it; returns whether it is over."""
         lease, begun = entry.lease, entry.lease.begun
         entry.misses = 0
         small = len(document) <= LARGE
@@ -210,7 +210,7 @@ class EngineWatch:
         return True
 
     async def _ask(self, entry: _Watched, begun: Told) -> tuple[int, bytes]:
-        """Status and body; 0: nothing came that can be used. Who was not known asks another server next."""
+        """Status and body; status 0: nothing usable came. After a miss another API server is asked next."""
         headers = [*entry.headers, (b"Connection", b"close")] if entry.misses else entry.headers
         target = _PATH + begun.id.encode()
         return await ask(

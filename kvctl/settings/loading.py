@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -37,12 +38,13 @@ def load(config: Path | None, env: Mapping[str, str], flags: Mapping[str, object
         from_credentials(env.get("CREDENTIALS_DIRECTORY")),
         from_flags(flags),
     ]
-    found = {place.layer: (*place.problems, *_misfits(place)) for place in places}
+    states = {place.layer: place.state() for place in places}
+    found = {place.layer: (*place.problems, *_misfits(place, states[place.layer])) for place in places}
     if problems := [each for place in found.values() for each in place]:
         raise SettingsError(problems, usage=bool(found[Layer.FLAG]))
-    owners = {key: place for place in places for key in place.state()}
+    owners = {key: place for place in places for key in states[place.layer]}
     try:
-        settings = Settings(**{key: place.state()[key] for key, place in owners.items()})
+        settings = Settings(**{key: states[place.layer][key] for key, place in owners.items()})
     except ValidationError as error:
         at_odds = [str(each["loc"][0]) for each in error.errors()]
         usage = any(key in owners and owners[key].layer is Layer.FLAG for key in at_odds)
@@ -51,17 +53,21 @@ def load(config: Path | None, env: Mapping[str, str], flags: Mapping[str, object
     return settings
 
 
-def _misfits(place: Place) -> list[str]:
+def _misfits(place: Place, state: Mapping[str, Any]) -> list[str]:
     """What the model says to one place alone: a bad file is bad all the same where a flag hides it."""
+    if not state:
+        return []
     try:
-        Settings(**place.state())
+        Settings(**state)
     except ValidationError as error:
-        told = [_told(place, each) for each in error.errors() if each["type"] not in ("missing", AT_ODDS)]
+        told = [
+            _told(place, state, each) for each in error.errors() if each["type"] not in ("missing", AT_ODDS)
+        ]
         return list(dict.fromkeys(told))  # a list may have many bad items
     return []
 
 
-def _told(place: Place, error: ErrorDetails) -> str:
+def _told(place: Place, state: Mapping[str, Any], error: ErrorDetails) -> str:
     key = str(error["loc"][0])
     start = f"{place.where(key)}: {place.name(key)}"
     if error["type"] == "extra_forbidden":
@@ -70,7 +76,7 @@ def _told(place: Place, error: ErrorDetails) -> str:
         return f"{start} is not a setting; {remedy}"
     if key == "engines":  # its own words name the entry and the value; the whole list may hold a key
         return f"{start}: {SPECS[key].complaint(error)}"
-    shown = HIDDEN if SPECS[key].secret else repr(place.state()[key])
+    shown = HIDDEN if SPECS[key].secret else repr(state[key])
     return f"{start} = {shown} {SPECS[key].complaint(error)}"
 
 

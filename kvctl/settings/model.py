@@ -71,29 +71,29 @@ class Settings(BaseSettings):
     rank_pinning: t.RankPinning = "auto"
     """Gate a data-parallel engine rank by rank, where it lets a request be pinned to one; off: as a whole."""
     engine_api_key: t.Secret = None
-    """The engine's --api-key, for what kvctl asks it itself; callers send their own."""
+    """The engine's --api-key, for kvctl's own questions to it; callers send their own."""
     engine: t.Engine = "auto"
-    """What the engine is; auto: found out by what it answers, and again when another answers."""
+    """The kind of engine; auto: detected from its answers, and again when another kind answers."""
     engine_ca: t.MaybePath = None
-    """Authorities (PEM) that the engine's certificate is believed from; none: those of the system."""
+    """Authorities (PEM) trusted for the engine's certificate; none: those of the system."""
     engine_client_certificate: t.MaybePath = None
-    """Certificate chain (PEM) that kvctl shows an engine which asks for one."""
+    """Certificate chain (PEM) that kvctl presents to an engine that asks for one."""
     engine_client_key: t.MaybePath = None
-    """Its key, without a pass phrase; none: in the same file."""
+    """Private key of that certificate, without a pass phrase; none: in the same file."""
     engine_server_name: t.ServerName = ""
     """Name that the engine's certificate must bear; none: the one in its URL."""
     engine_verify: t.Switch = True
-    """Whether an https engine must prove its name; false: whoever answers there is believed."""
+    """Whether the certificate of an https engine is verified; false: whoever answers there is trusted."""
     engine_drain_on_abort: t.Switch = False
-    """Read the answers of callers who left to their end, for engines that a closed connection harms."""
+    """Read an answer to its end even if its caller left, for engines that a closed connection harms."""
     listen: t.Address = Address("127.0.0.1", 8080)
     """Where callers connect."""
     tls_certificate: t.MaybePath = None
     """Certificate chain (PEM) of the data port, read again on a reload; none: callers speak plain HTTP."""
     tls_key: t.MaybePath = None
-    """Its key, without a pass phrase; none: in the same file."""
+    """Private key of that certificate, without a pass phrase; none: in the same file."""
     tls_client_ca: t.MaybePath = None
-    """Authorities (PEM) of callers' certificates; none: callers need no certificate."""
+    """Authorities (PEM) trusted for callers' certificates; none: callers need no certificate."""
     base_path: t.BasePath = ""
     """Prefix of every route of the data port."""
     admin_listen: t.Address = Address("127.0.0.1", 9109)
@@ -118,9 +118,9 @@ class Settings(BaseSettings):
     policy: t.Policy = Policy.FORECAST
     """What is weighed against the budget: the forecast, the worst cases (static), or nothing (none)."""
     enforce: t.Enforced = Field(default=1.0, ge=0, le=1)
-    """Share of the requests on which decisions are meant; false (0): all are let in, and only counted."""
+    """Share of the requests on which decisions are enforced; false (0): all are let in, and only counted."""
     max_context: t.MaybeCount = Field(default=None, ge=1, le=MANY)
-    """Refuse requests whose prompt and allowed output pass this."""
+    """Refuse requests whose prompt and allowed output exceed this."""
     capacity_tokens: t.MaybeCount = Field(default=None, ge=1, le=MANY)
     """KV tokens of one engine rank, where the engine does not say."""
     capacity_force: t.Switch = False
@@ -132,9 +132,9 @@ class Settings(BaseSettings):
     plan_flags: t.PlanFlags = ""
     """Flags of kvctl plan that the engine does not tell, such as --tp 2 --gpu H100."""
     max_logprobs: t.MaybeCount = Field(default=20, ge=0, le=MANY)
-    """Log-probabilities a token that a request may ask for; they take memory that no KV budget covers."""
+    """Log-probabilities per token that a request may ask for; they take memory that no KV budget covers."""
     overload_status: t.OverloadStatus = 429
-    """Status of a refusal for want of budget."""
+    """Status of a refusal for lack of budget."""
     ttft_target: t.MaybeDuration = Field(default=2.0, ge=10 * MS, le=HOUR)
     """Time to the first token that callers are promised; none: the prefill backlog is not guarded."""
     itl_target: t.MaybeDuration = Field(default=0.1, ge=1 * MS, le=MIN)
@@ -147,23 +147,23 @@ class Settings(BaseSettings):
     """Longest Retry-After that is sent."""
 
     queue_max_wait: t.Duration = Field(default=0.0, ge=0, le=HOUR)
-    """Longest time that a request waits for room, where the forecast has it start before; 0: none waits."""
+    """Longest that a request waits for room; it waits only if the forecast starts it by then. 0: none."""
     queue_max_requests: t.Count = Field(default=256, ge=1, le=100_000)
-    """Requests that wait at once for one engine."""
+    """Most requests that wait for one engine at once."""
     queue_max_bytes: t.Size = Field(default=64 * MIB, ge=KIB, le=TIB)
-    """Bodies held of those that wait for one engine."""
+    """Most bytes of bodies held for the requests that wait for one engine."""
     large_requests: t.LargeRequests = LargeRequests.REFUSE
     """Requests that only a nearly drained engine has room for: refuse them, or reserve (drain for them)."""
     large_requests_share: t.Ratio = Field(default=0.2, ge=0.01, le=0.9)
-    """Share of the time that the gate may drain for large requests."""
+    """Largest share of the time that the gate may drain for large requests."""
     large_requests_max_wait: t.Duration = Field(default=60.0, ge=1, le=HOUR)
     """Longest time that a large request waits; its TTFT target does not count."""
     tenants: t.Tenants = ()
     """Tenants, as [[tenants]] tables with name, keys (SHA-256), weight, priority and limits."""
     tenant_header: t.TenantHeader = ""
-    """Header that names the tenant, set by a gateway in front; none: API keys tell."""
+    """Header that names the tenant, set by a gateway in front; none: the API key decides."""
     api_keys_file: t.MaybePath = None
-    """File of the API keys that are let in, SHA-256 and tenant a line; none: the engine checks keys."""
+    """File of the API keys that are let in, one SHA-256 and tenant per line; none: the engine checks keys."""
 
     tick_interval: t.Duration = Field(default=0.2, ge=10 * MS, le=10)
     """How often budget and forecast are recomputed."""
@@ -174,7 +174,7 @@ class Settings(BaseSettings):
     scrape_max_bytes: t.Size = Field(default=16 * MIB, ge=4 * KIB, le=GIB)
     """Largest metrics page that is read."""
     stale_after: t.Duration = Field(default=10.0, ge=20 * MS, le=HOUR)
-    """Age at which the engine's telemetry is no longer believed."""
+    """Age at which the engine's telemetry is no longer trusted."""
     stall_timeout: t.Duration = Field(default=30.0, ge=50 * MS, le=HOUR)
     """Time without a token, with requests in flight, after which the engine is wedged."""
 
@@ -183,13 +183,13 @@ class Settings(BaseSettings):
     max_body_bytes_total: t.Size = Field(default=512 * MIB, ge=KIB, le=TIB)
     """Bodies held at once, over all requests."""
     header_timeout: t.Duration = Field(default=10.0, ge=10 * MS, le=HOUR)
-    """Time a caller has to send the headers."""
+    """Time that a caller has to send the headers."""
     body_timeout: t.Duration = Field(default=60.0, ge=10 * MS, le=HOUR)
-    """Longest silence in a body; one slower than 16 KiB/s in all counts as silent."""
+    """Longest silence in a body; one that averages below 16 KiB/s counts as silent."""
     connect_timeout: t.Duration = Field(default=5.0, ge=10 * MS, le=5 * MIN)
     """Deadline of connecting to the engine."""
     client_write_timeout: t.Duration = Field(default=60.0, ge=10 * MS, le=HOUR)
-    """Time a caller may stop reading before the answer is cut."""
+    """Time that a caller may stop reading before the answer is cut."""
     first_event_peek: t.Duration = Field(default=0.0, ge=0, le=MIN)
     """Longest hold of a stream's status for its first event, to tell an error inside a 200; 0: no hold."""
     stream_heartbeat: t.Duration = Field(default=0.0, ge=0, le=HOUR)
@@ -202,13 +202,13 @@ class Settings(BaseSettings):
     """Time that running answers have to end when kvctl stops."""
 
     gpus: t.Gpus = ("all",)
-    """The engine's cards; name them where others run, or auto: by its processes, if kvctl may see those."""
+    """The engine's cards; name them where other engines run. auto: those of its processes, if visible."""
     gpu_interval: t.Duration = Field(default=1.0, ge=10 * MS, le=MIN)
     """How often the cards are read."""
     gpu_timeout: t.Duration = Field(default=2.0, ge=10 * MS, le=MIN)
     """Deadline of one reading of the cards."""
     nvml_isolation: t.NvmlIsolation = "process"
-    """Where the driver's library is called; in a thread, a crash inside it ends kvctl."""
+    """Where the driver's library runs; in a thread, a crash inside it ends kvctl."""
     gpu_guard: t.Size = Field(default=GIB, ge=0, le=TIB)
     """Free memory of a card below which pressure is put on the budget."""
 
@@ -238,7 +238,7 @@ class Settings(BaseSettings):
     decision_log_bytes: t.Size = Field(default=64 * MIB, ge=64 * KIB, le=TIB)
     """Size at which that file is rotated; four old ones are kept."""
     log_level: t.LogLevel = "info"
-    """Least severity that is logged."""
+    """Lowest severity that is logged."""
     log_format: t.LogFormat = "text"
     """Form of the log lines."""
     access_log: t.Switch = False
@@ -265,7 +265,7 @@ class Settings(BaseSettings):
     @model_validator(mode="before")
     @classmethod
     def _first_engine(cls, given: dict[str, Any]) -> dict[str, Any]:
-        """Who asks for one engine's address gets the first one's."""
+        """With [[engines]], ``engine_url`` is the first engine's."""
         if "engine_url" in given or not (url := first_url(given.get("engines", ()))):
             return given
         return {**given, "engine_url": url}
@@ -332,7 +332,7 @@ class Spec:
 
     @property
     def secret(self) -> bool:
-        """Whether its value is never shown, and takes no flag, which every user of the machine could read."""
+        """Whether its value is never shown; it has no flag, which every user of the machine could read."""
         return self.field.annotation == SecretStr | None
 
     @property
@@ -354,7 +354,7 @@ class Spec:
         return TypeAdapter(annotated)
 
     def read(self, raw: object) -> Any:
-        """The value of ``raw``, its bounds not looked at. Raises ValueError with a text for people."""
+        """The value of ``raw``, without regard to its bounds. Raises ValueError with a text for people."""
         try:
             return self._adapter.validate_python(raw)
         except ValidationError as error:

@@ -13,17 +13,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from math import ceil
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from kvctl.sim.trace import Row, TraceError, opened
+from kvctl.sim.trace import BROKEN, Row, TraceError, opened
 
 VERSION = 1
 EARLY_S, LATE_S = 0.05, 0.5  # how far from the moment that it was told a next try may come
 SAME_ID_WITHIN_S = 120.0
+CLOCK_SET_S = 1.0  # a step of the clock between two lines: what NTP slews is less
 ENOUGH = 20  # answers of a tenant and model; else those of all
 _REFUSED = frozenset({"reject_later", "unavailable"})
-_NEVER = "reject_never"
+_NEVER, _QUEUE = "reject_never", "queue"
 _WHOLE = frozenset({"finished", "capped"})
 
 Line = Mapping[str, Any]
@@ -62,6 +64,7 @@ class DecisionTrace:
     margin_ratio: float | None = None
     never: int = 0  # refused for good: left out
     dropped: int = 0  # records that the disk did not keep up with
+    torn: int = 0  # lines that a crash cut short
 
 
 def read_log(paths: Sequence[Path], engine: str | None = None) -> DecisionTrace:
@@ -69,17 +72,15 @@ def read_log(paths: Sequence[Path], engine: str | None = None) -> DecisionTrace:
 
     ``engine`` may be None where the log is of one engine.
     """
-    lines = sorted((line for path in paths for line in _lines(path)), key=lambda line: line["time"])
-    engines = sorted({line["engine"] for line in lines if "engine" in line})
-    if engine is None and len(engines) > 1:
-        raise TraceError(f"the log is of several engines, name one of {', '.join(engines)}")
-    if engine is not None and engine not in engines:
-        raise TraceError(f"no engine {engine!r} in the log; there are {', '.join(engines)}")
     reader = _Reader()
     try:
-        for line in lines:
-            if engine is None or line.get("engine", engine) == engine:
-                reader.take(line)
+        lines = sorted((each for path in paths for each in _dated(path, reader.trace)), key=itemgetter(0))
+        only = _engine(lines, engine)
+        for at, line in lines:
+            if line.get("engine", only) == only:
+                reader.take(line, at)
+    except TraceError:
+        raise
     except (KeyError, TypeError, ValueError) as error:
         raise TraceError(f"{paths[0]}: a line is no record of the decision log ({error!r})") from None
     if not reader.trace.callers:
@@ -87,19 +88,63 @@ def read_log(paths: Sequence[Path], engine: str | None = None) -> DecisionTrace:
     return reader.trace
 
 
-def _lines(path: Path) -> Iterator[Line]:
-    with opened(path) as file:
-        texts = [text for text in file if text.strip()]
-    for number, text in enumerate(texts, 1):
+def _engine(lines: Iterable[tuple[float, Line]], wanted: str | None) -> str:
+    """Whose decisions are meant."""
+    engines = sorted({line["engine"] for _, line in lines if "engine" in line})
+    if wanted is None and len(engines) > 1:
+        raise TraceError(f"the log is of several engines, name one of {', '.join(engines)}")
+    if wanted is not None and wanted not in engines:
+        raise TraceError(f"no engine {wanted!r} in the log; there are {', '.join(engines)}")
+    return wanted or "".join(engines)
+
+
+def _dated(path: Path, trace: DecisionTrace) -> Iterator[tuple[float, Line]]:
+    """The lines of a file with their seconds since the epoch, by the clock as it stood at the first.
+
+    When the clock is set, ``time`` moves and ``at`` does not; ``at`` falls when the machine starts anew. What
+    was lost has no time of its own: it is of the line before.
+    """
+    wall = shift = 0.0
+    before: tuple[float, float] | None = None  # (at, wall - at)
+    for line in _lines(path, trace):
+        if "time" in line:
+            wall = datetime.fromisoformat(line["time"]).timestamp()
+            if "at" in line:
+                at = float(line["at"])
+                if before is not None and at >= before[0] and abs(wall - at - before[1]) > CLOCK_SET_S:
+                    shift += wall - at - before[1]
+                before = at, wall - at
+        yield wall - shift, line
+
+
+def _lines(path: Path, trace: DecisionTrace) -> Iterator[Line]:
+    """The records of a file. Lines that a crash tore are counted; the last may still be being written."""
+    good = 0
+    torn: list[str] = []
+    with opened(path, errors="replace") as file:
+        try:
+            texts = [(number, text) for number, text in enumerate(file, 1) if text.strip()]
+        except BROKEN as error:
+            raise TraceError(f"{path}: {error}") from None
+    for number, text in texts:
         try:
             line = json.loads(text)
         except ValueError as error:
-            if number == len(texts):  # still being written
-                return
-            raise TraceError(f"{path}, line {number}: {error}") from None
-        if not isinstance(line, dict) or line.get("v") != VERSION or "time" not in line:
-            raise TraceError(f"{path}, line {number}: not a line of a decision log, version {VERSION}")
+            if (number, text) != texts[-1]:
+                torn.append(f"{path}, line {number}: {error}")
+            continue
+        if not isinstance(line, dict) or line.get("v") != VERSION or not ("time" in line or _is_loss(line)):
+            told = f"{path}, line {number}: not a line of a decision log, version {VERSION}"
+            raise TraceError(told if good or not torn else torn[0])
+        good += 1
         yield line
+    if torn and not good:
+        raise TraceError(torn[0])
+    trace.torn += len(torn)
+
+
+def _is_loss(line: Line) -> bool:
+    return line.get("type") == "dropped"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,26 +174,29 @@ class _Reader:
         self._began: float | None = None
         self._refused: dict[tuple[Any, ...], list[_Refused]] = defaultdict(list)
         self._by_lease: dict[str, Told] = {}
+        self._queued: dict[str, tuple[Line, float]] = {}
 
-    def take(self, line: Line) -> None:
+    def take(self, line: Line, at: float) -> None:
+        """A record, and its seconds since the epoch; the oldest first."""
         kind = line.get("type")
-        if kind == "decision":
-            self._decision(line)
-        elif kind == "end":
-            self._end(line)
-        elif kind == "dropped":
+        if _is_loss(line):
             self.trace.dropped += int(line["records"])
-
-    def _seconds(self, line: Line) -> float:
-        at = datetime.fromisoformat(line["time"]).timestamp()
+            return
         if self._began is None:
             self._began = at - float(line.get("waited_s") or 0.0)
-        return at - self._began
+        if kind == "decision":
+            self._decision(line, at - self._began)
+        elif kind == "end":
+            self._end(line)
 
-    def _decision(self, line: Line) -> None:
-        word, at = line["decision"], self._seconds(line)
+    def _decision(self, line: Line, at: float) -> None:
+        word = line["decision"]
         self.trace.capacity_tokens = line["capacity_tokens"] or self.trace.capacity_tokens
         self.trace.margin_ratio = line["margin_ratio"]
+        if word == _QUEUE:
+            self._queued[line["lease"]] = line, at
+            return
+        self._queued.pop(line["lease"], None)
         if word == _NEVER:
             self.trace.never += 1
         elif word == "admit" or word in _REFUSED:
@@ -184,6 +232,8 @@ class _Reader:
     def _end(self, line: Line) -> None:
         told = self._by_lease.pop(line["lease"], None)
         if told is None:
+            if (queued := self._queued.pop(line["lease"], None)) is not None:
+                self._caller(*queued)  # it left the queue: it asked all the same
             return
         told.seconds, told.first_token_s = float(line["seconds"]), line["first_token_s"]
         told.output, told.whole = int(line["output_tokens"]), line["end"] in _WHOLE

@@ -35,6 +35,10 @@ _USUAL: Mapping[FaultKind, float] = MappingProxyType(
 )
 
 
+LONGEST_S = 1e6
+_MOST: Mapping[FaultKind, float] = MappingProxyType({FaultKind.SHIFT: 1e6, FaultKind.BYPASS: 1.0})
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     """One fault. ``value``: a factor, a share of the pool, or how many seconds it lasts."""
@@ -56,9 +60,13 @@ def parse_fault(text: str) -> Fault:
     if word not in set(FaultKind):
         raise ValueError(f"no such kind; there are {', '.join(FaultKind)}")
     kind = FaultKind(word)
-    fault = Fault(kind, float(value) if value else _USUAL[kind], float(at) if at else 0.0)
-    if not (0.0 < fault.value < float("inf") and 0.0 <= fault.at_s < float("inf")):
-        raise ValueError(f"out of range: {text}")
+    try:
+        fault = Fault(kind, float(value) if value else _USUAL[kind], float(at) if at else 0.0)
+    except ValueError:
+        raise ValueError("write KIND=VALUE@SECONDS with numbers, such as shift=4@60") from None
+    most = _MOST.get(kind, LONGEST_S)
+    if not (0.0 < fault.value <= most and 0.0 <= fault.at_s <= LONGEST_S):
+        raise ValueError(f"out of range: above 0 and at most {most:g}, from second 0 to {LONGEST_S:g} on")
     return fault
 
 

@@ -7,13 +7,17 @@ left alone. Rows are numbered from 0 in the file's order; a parent stands before
 
 import csv
 import gzip
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from math import isfinite
 from pathlib import Path
 from typing import TextIO
 
 NEEDED = ("t_s", "input_tokens", "output_tokens")
+BROKEN = (OSError, EOFError, zlib.error)
+"""What a cut or broken archive raises."""
 
 
 class TraceError(ValueError):
@@ -42,17 +46,17 @@ def read_trace(path: Path) -> list[Row]:
     """All rows in order of arrival. Raises TraceError, or OSError where the file cannot be read."""
     with opened(path) as file:
         reader = csv.DictReader(file)
-        missing = [name for name in NEEDED if name not in (reader.fieldnames or ())]
-        if missing:
-            raise TraceError(f"{path}: no column {', '.join(missing)}")
         try:
+            missing = [name for name in NEEDED if name not in (reader.fieldnames or ())]
             rows: list[Row] = []
-            for number, cells in enumerate(reader):
+            for number, cells in enumerate(() if missing else reader):
                 rows.append(_descended(_row(number, cells), rows))
-        except (ValueError, TypeError) as error:
-            raise TraceError(f"{path}, line {reader.line_num}: {error}") from None
-        except (OSError, EOFError) as error:  # a cut or broken gzip
-            raise TraceError(f"{path}, line {reader.line_num}: {error}") from None
+        except (ValueError, TypeError, csv.Error) as error:
+            raise TraceError(f"{path}, line {max(reader.line_num, 1)}: {error}") from None
+        except BROKEN as error:
+            raise TraceError(f"{path}, line {max(reader.line_num, 1)}: {error}") from None
+    if missing:
+        raise TraceError(f"{path}: no column {', '.join(missing)}")
     if not rows:
         raise TraceError(f"{path}: no requests")
     return sorted(rows, key=lambda row: row.at_s)
@@ -85,15 +89,16 @@ def that_fit(rows: Sequence[Row], context_tokens: int) -> list[Row]:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[TextIO]:
-    """The text of a file, plain or gzipped."""
+def opened(path: Path, errors: str = "strict") -> Iterator[TextIO]:
+    """The text of a file, plain or gzipped. ``errors``: of what is not UTF-8."""
     with path.open("rb") as raw:
         packed = raw.read(2) == b"\x1f\x8b"
+    plain = "utf-8-sig"  # spreadsheets put a mark before it
     if packed:
-        with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
+        with gzip.open(path, "rt", encoding=plain, errors=errors, newline="") as file:
             yield file
     else:
-        with path.open(encoding="utf-8", newline="") as file:
+        with path.open(encoding=plain, errors=errors, newline="") as file:
             yield file
 
 
@@ -108,6 +113,8 @@ def _row(number: int, cells: dict[str, str]) -> Row:
         parent=parent if parent >= 0 else None,
         shared_tokens=int(cells.get("shared_prefix_tokens") or 0),
     )
+    if not isfinite(row.at_s):
+        raise ValueError(f"not a time: {cells['t_s']}")
     if row.prompt_tokens < 1 or row.output_tokens < 1:
         raise ValueError(f"not a request: {row.prompt_tokens} tokens in, {row.output_tokens} out")
     return row

@@ -128,8 +128,8 @@ class Stand:
     async def release_cards(self, seconds: float) -> None:
         self.released.append(seconds)
 
-    async def reload(self) -> Reloaded:
-        return await self.reloader.reload()
+    async def reload(self, *, dry_run: bool = False) -> Reloaded:
+        return await (self.reloader.pending() if dry_run else self.reloader.reload())
 
     def last_reload(self) -> LastReload:
         return self.reloader.last

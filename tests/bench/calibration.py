@@ -36,6 +36,7 @@ from kvctl.sim.profiles import Profile
 from kvctl.sim.replay_policies import parse_policy, run_policy
 from kvctl.sim.replay_score import figures, taken_in
 from kvctl.sim.trace import Row
+from tests.bench import given
 from tests.bench.goodput.bench import Bench, Group, Record, Turn, scene_of
 from tests.bench.goodput.figures import TARGET, Told, middle
 from tests.bench.goodput.stage import USUAL, CpuStage, Page, Pool
@@ -208,7 +209,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--policy", action="append", help=f"in front of both engines {POLICIES}")
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--keep", type=Path, metavar="FILE", help="write the runs there")
-    parser.add_argument("--of", type=Path, metavar="FILE", help="runs that were kept, in place of new ones")
+    parser.add_argument(
+        "--of", type=given.file, metavar="FILE", help="runs that were kept, in place of new ones"
+    )
     parser.add_argument("--lock", type=Path, help="of a machine that is shared: held for minutes at a time")
     return parser.parse_args()
 

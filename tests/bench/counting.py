@@ -28,6 +28,7 @@ from typing import cast
 
 import uvloop
 
+from tests.bench import given
 from tests.bench.dataplane.client import request
 from tests.bench.dataplane.engine import MODEL
 from tests.bench.dataplane.peers import kvctl
@@ -187,7 +188,7 @@ def _summary(rounds: list[dict[str, Seen]]) -> Mapping[str, object]:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m tests.bench.counting")
-    parser.add_argument("--tokenizer", type=Path, help="a model's folder; default: a tiny one")
+    parser.add_argument("--tokenizer", type=given.tokenizer, help="a model's folder; default: a tiny one")
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--seconds", type=float, default=5.0, help="of each watch")
     parser.add_argument("--isolation", choices=ISOLATIONS, action="append")

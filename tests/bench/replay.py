@@ -1,12 +1,14 @@
-"""``python -m tests.bench.replay --traces FOLDER``: every policy on every workload, and the targets.
+"""``python -m tests.bench.replay``: every policy on every workload, and the targets.
 
 Each workload is replayed at 1.3 and 2 times its saturation, over several stretches of the trace, with the
-caps that callers may send. Policies that no cap can touch run once per stretch. The result is JSON lines on
+caps that callers may send. Policies that no cap can touch run once per stretch. A workload whose trace is not
+there is named on standard error, and the others are replayed. The result is JSON lines on
 standard output (one run each) or a table.
 """
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
@@ -26,6 +28,7 @@ LOADS = (1.3, 2.0)
 CAPPED = ("forecast", "static", "past-future")
 ANY_CAP = ("clairvoyant", "none", "kv-gauge", "concurrency=best")
 TARGET = Target()
+TRACES = Path(__file__).with_name("traces")
 UNAWARE = " alone"
 
 
@@ -169,7 +172,7 @@ def _preempted(group: list[dict[str, Any]]) -> str:
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.replay", description=__doc__)
-    parser.add_argument("--traces", type=Path, required=True, help="folder with the public traces")
+    parser.add_argument("--traces", type=Path, default=TRACES, help="folder with traces [tests/bench/traces]")
     parser.add_argument("--workload", action="append", choices=[one.name for one in WORKLOADS])
     parser.add_argument("--policy", action="append")
     parser.add_argument("--cap", action="append", choices=CAPS)
@@ -185,9 +188,20 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+def there(names: Sequence[str], folder: Path) -> list[str]:
+    """Those workloads that can be replayed; of each other one, why not, on standard error."""
+    absent = {name: why for name in names if (why := by_name(name).missing(folder)) is not None}
+    for why in absent.values():
+        print(why, file=sys.stderr)  # noqa: T201
+    return [name for name in names if name not in absent]
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Run and print."""
     asked = arguments(argv)
+    workloads = there(asked.workload or [one.name for one in WORKLOADS], asked.traces)
+    if not workloads:
+        sys.exit("nothing is left to replay")
     jobs = [
         Job(
             asked.traces,
@@ -202,7 +216,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             asked.unaware,
             asked.capacity_tokens,
         )
-        for workload in asked.workload or [one.name for one in WORKLOADS]
+        for workload in workloads
         for load in asked.load or LOADS
         for seed in asked.seed or (1, 2)
     ]

@@ -5,26 +5,41 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from kvctl.sim.lengths import LogNormal
 from kvctl.sim.trace import Row, read_trace
 
+_COLUMNS = "with the columns that tests/bench/traces/README.md names"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """A trace and the engine it is replayed on."""
+    """A trace and the engine it is replayed on.
+
+    ``file``: of the folder of traces; None: it is synthetic. ``source``: where such a file is to be had.
+    """
 
     name: str
     rows: Callable[[Path], list[Row]]
+    file: str | None = None
+    source: str = "tests/bench/traces"
     profile: str = "8b-24g"
     capacity: int = 48_000
     context: int = 16_384
     stationary: bool = True
     note: str = ""
 
+    def missing(self, folder: Path) -> str | None:
+        """Why it cannot be replayed, in one sentence; None: it can."""
+        if self.file is None or (folder / self.file).is_file():
+            return None
+        return f"{self.name} is left out: there is no {folder / self.file}; it is of {self.source}"
 
-def _file(name: str) -> Callable[[Path], list[Row]]:
-    return lambda folder: read_trace(folder / f"{name}.csv.gz")
+
+def _traced(name: str, file: str, **more: Any) -> Workload:
+    file = f"{file}.csv.gz"
+    return Workload(name=name, rows=lambda folder: read_trace(folder / file), file=file, **more)
 
 
 def synthetic(
@@ -86,21 +101,23 @@ def _new_tenant_burst(_: Path) -> list[Row]:
 
 
 WORKLOADS = (
-    Workload(name="azure", rows=_file("azure2023_conv")),
-    Workload(name="servegen", rows=_file("servegen_mlarge_balanced_20min_10rps")),
-    Workload(name="arxiv", rows=_file("arxiv_summ_lengths_poisson1rps")),
+    _traced("azure", "azure2023_conv"),
+    _traced("servegen", "servegen_mlarge_balanced_20min_10rps"),
+    _traced("arxiv", "arxiv_summ_lengths_poisson1rps"),
     Workload(name="sharegpt-like", rows=_sharegpt_like),
-    Workload(
-        name="mooncake",
-        rows=_file("mooncake_conversation"),
+    _traced(
+        "mooncake",
+        "mooncake_conversation",
+        source=f"kvcache-ai/Mooncake on GitHub (the FAST'25 conversation trace), {_COLUMNS}",
         profile="8b-h200",
         capacity=400_000,
         context=131_072,
         note="big card",
     ),
-    Workload(
-        name="weka",
-        rows=_file("weka_claudecode_ctx32k"),
+    _traced(
+        "weka",
+        "weka_claudecode_ctx32k",
+        source=f"callanjfox/kv-cache-tester on GitHub (sessions cut at 32k of context), {_COLUMNS}",
         profile="8b-h200",
         capacity=128_000,
         context=32_768,

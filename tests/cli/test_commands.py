@@ -185,6 +185,15 @@ async def test_drain(daemon: Daemon, kvctl: Kvctl) -> None:
     assert "undrain" not in (await kvctl("status")).out
 
 
+async def test_status_says_once_that_all_is_drained(daemon: Daemon, kvctl: Kvctl) -> None:
+    sentence = f"{daemon.stand.gate.sentence}, draining"
+    daemon.stand.gate = replace(daemon.stand.gate, sentence=sentence)
+    daemon.stand.draining = True
+    page = (await kvctl("status")).out
+    assert page.startswith("draining: ")
+    assert page.count("draining") == 1
+
+
 async def test_a_change_that_would_not_outlive_a_restart(
     daemon: Daemon, kvctl: Kvctl, tmp_path: Path
 ) -> None:

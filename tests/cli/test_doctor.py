@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from kvctl.cli.doctor_daemon import settings_of
+from kvctl.settings.document import as_document
+from kvctl.settings.loading import load
 from kvctl.sim.profiles import PROFILES
 from kvctl.sim.scheduler import EngineConfig
 from kvctl.sim.server import SimServer
@@ -20,6 +23,8 @@ CHECKS = [
     "settings", "engine", "metrics", "tokenizer", "capacity", "gpu", "state_dir", "admin_socket",
     "descriptors", "clock", "daemon",
 ]  # fmt: skip
+
+NO_SOCKET = {"KVCTL_ADMIN_SOCKET": ""}
 
 
 @pytest.fixture
@@ -228,3 +233,70 @@ async def test_a_running_daemon_is_asked(doctor: Doctor, daemon: Daemon) -> None
     daemon.stand.draining = True
     found = await doctor.found(own, 1)
     assert (found["daemon"]["result"], found["daemon"]["remedy"]) == ("warn", "kvctl undrain")
+    daemon.stand.draining, daemon.stand.bypass = False, True
+    found = await doctor.found(own, 1)
+    assert (found["daemon"]["result"], found["daemon"]["remedy"]) == ("warn", "kvctl resume")
+    assert found["daemon"]["found"].startswith("bypass: ")
+
+
+async def test_settings_that_wait_are_named(
+    doctor: Doctor, daemon: Daemon, engine: SimServer, tmp_path: Path
+) -> None:
+    """Each with what would put it in force."""
+    found = await doctor.found(engine.url, 0)
+    assert found["in_force"]["result"] == "pass"
+    config = daemon.stand.config = tmp_path / "kvctl.toml"
+    config.write_text("margin = '8%'\nlisten = '127.0.0.1:9'\n[[tenants]]\nname = 'a'\n", encoding="utf-8")
+    waits = (await doctor.found(engine.url, 0))["in_force"]
+    assert waits["found"] == "changed, and waits for a reload: margin; for a restart: listen, tenants"
+    assert waits["remedy"].startswith("kvctl reload, systemctl restart kvctl; ")
+    config.write_text("margin = '8%'\n", encoding="utf-8")
+    waits = (await doctor.found(engine.url, 0))["in_force"]
+    assert (waits["found"], waits["remedy"].split(";")[0]) == (
+        "changed, and waits for a reload: margin",
+        "kvctl reload",
+    )
+    config.write_text("margn = '8%'\n", encoding="utf-8")
+    waits = (await doctor.found(engine.url, 0))["in_force"]
+    assert (waits["result"], "did you mean margin?" in waits["found"]) == ("warn", True)
+
+
+async def test_a_faulty_file_beside_a_running_daemon(
+    daemon: Daemon, kvctl: Kvctl, engine: SimServer, tmp_path: Path
+) -> None:
+    """The remedy is a command that goes by the daemon's settings, not by the file."""
+    config = tmp_path / "faulty.toml"
+    config.write_text("margn = 1\n", encoding="utf-8")
+    daemon.stand.given = load(None, {"KVCTL_ENGINE_URL": engine.url, "KVCTL_GPUS": "none"})
+    refused = await kvctl("doctor", "--config", str(config))
+    assert (refused.status, "margn is not a setting" in refused.out) == (1, True)
+    assert "    -> kvctl doctor --live goes by its settings" in refused.out
+    told = await kvctl("doctor", "--live", "-o", "json", KVCTL_CONFIG=str(config))
+    checks = {each["check"]: each for each in json.loads(told.out)["checks"]}
+    assert (told.status, checks["settings"]["result"], checks["engine"]["result"]) == (0, "pass", "pass")
+    assert checks["settings"]["found"] == f"of the running daemon, for {engine.url}"
+    elsewhere = await kvctl("doctor", "--config", str(config), "--socket", str(daemon.socket), **NO_SOCKET)
+    assert f"kvctl doctor --live --socket {daemon.socket} goes by its settings" in elsewhere.out
+    asked = ("doctor", "--live", "--socket", str(daemon.socket))
+    assert (await kvctl(*asked, KVCTL_CONFIG=str(config), **NO_SOCKET)).status == 0
+
+
+async def test_without_a_daemon_there_are_no_live_settings(doctor: Doctor, engine: SimServer) -> None:
+    done = await doctor(engine.url, "--live")
+    assert (done.status, done.out) == (3, "")
+    assert "is the daemon running" in done.err
+
+
+def test_secrets_are_taken_from_the_environment() -> None:
+    """A daemon does not tell them."""
+    entry = {"name": "a", "url": "http://h:1", "engine_api_key": "secret-a"}
+    given = {"KVCTL_ENGINES": json.dumps([entry]), "KVCTL_ENGINE_API_KEY": "secret-b", "KVCTL_MARGIN": "7%"}
+    document = json.loads(json.dumps(as_document(load(Path("/dev/null"), given))))
+    settings, told = settings_of(document, {})
+    assert (settings.margin, settings.engines[0].own, settings.engine_api_key) == (0.07, {}, None)
+    assert told.text.endswith("its secrets are not told: engine_api_key, engines")
+    assert told.remedy.endswith("give KVCTL_ENGINE_API_KEY, KVCTL_ENGINES")
+    known = {"KVCTL_ENGINE_API_KEY": "secret-b", "KVCTL_MARGN": "1"}
+    settings, _ = settings_of(document, known)
+    assert settings.engine_api_key is not None
+    assert settings.engine_api_key.get_secret_value() == "secret-b"

@@ -18,7 +18,7 @@ async def findings(engine: Standin, folder: Path) -> Mapping[str, Finding]:
     async with engine.serving() as url:
         env = {"ENGINE_URL": url, "STATE_DIR": str(folder), "GPUS": "none", "TOKENIZER": "bound"}
         given = {f"KVCTL_{key}": value for key, value in env.items()}
-        found = await asyncio.to_thread(examine, None, given, timeout=20.0)
+        found = await asyncio.to_thread(examine, None, None, given, timeout=20.0)
     return {finding.check: finding for finding in found}
 
 

@@ -128,6 +128,32 @@ async def test_bypass_and_resume(daemon: Daemon, kvctl: Kvctl) -> None:
     assert (await kvctl("bypass")).status == 2
 
 
+@pytest.mark.parametrize(
+    ("mode", "bypassed", "resumed"),
+    [
+        (
+            "bypass",
+            "everything is let in, and counted; kvctl resume ends it",
+            "the bypass is over, and nothing is enforced all the same: the settings say enforce = 0",
+        ),
+        (
+            "draining",
+            "the bypass holds, and so does the drain: nothing is let in until kvctl undrain",
+            "the bypass is over; nothing is let in until kvctl undrain",
+        ),
+    ],
+)
+async def test_what_follows_a_bypass_and_its_end(
+    daemon: Daemon, kvctl: Kvctl, mode: str, bypassed: str, resumed: str
+) -> None:
+    """By the mode that the daemon is in then, whatever was asked for."""
+    daemon.stand.bypass, daemon.stand.draining = mode == "bypass", mode == "draining"
+    done = await kvctl("bypass", "--for", "15m", "--reason", "r")
+    assert (done.status, done.out, done.err) == (0, f"{mode} for 15 min: {bypassed}\n", "")
+    done = await kvctl("resume")
+    assert (done.status, done.out, done.err) == (0, f"{mode}: {resumed}\n", "")
+
+
 async def test_a_dry_run(daemon: Daemon, kvctl: Kvctl) -> None:
     for number in range(3):
         daemon.journal.ring.add(record(number, REFUSED))
@@ -144,6 +170,27 @@ async def test_a_dry_run(daemon: Daemon, kvctl: Kvctl) -> None:
     assert (await kvctl("set", "margin", "2%", "--dry-run", "--reason", "r")).out == done.out
     done = await kvctl("set", "margin", "2%")
     assert (done.status, "Missing option '--reason'" in done.err) == (2, True)
+
+
+async def test_a_reload_that_is_only_thought_of(daemon: Daemon, kvctl: Kvctl, tmp_path: Path) -> None:
+    same = "the settings in force are those that a reload would find\n"
+    assert (await kvctl("reload", "--dry-run")).out == same
+    config = daemon.stand.config = tmp_path / "kvctl.toml"
+    config.write_text("margin = '8%'\nlisten = '127.0.0.1:9'\n")
+    done = await kvctl("reload", "--dry-run")
+    assert (done.status, done.out.splitlines()) == (
+        0,
+        [
+            "margin: 5% -> 8% after a reload (kvctl reload)",
+            "listen: 127.0.0.1:8080 -> 127.0.0.1:9 after a restart (systemctl restart kvctl)",
+        ],
+    )
+    assert daemon.stand.given.margin == 0.05
+    config.write_text("margn = '8%'\n")
+    done = await kvctl("reload", "--dry-run")
+    assert (done.status, "did you mean margin?" in done.err) == (1, True)
+    assert "the old settings stay in force; a reload would say the same" in done.err
+    assert json.loads((await kvctl("status", "-o", "json")).out)["config"]["problems"] == []
 
 
 async def test_reload(daemon: Daemon, kvctl: Kvctl, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -255,8 +302,8 @@ async def test_doctor_without_settings_beside_a_daemon(daemon: Daemon, kvctl: Kv
     done = await kvctl("doctor", KVCTL_CONFIG="/dev/null")
     assert done.status == 1
     assert "engine_url is not set" in done.out
-    assert f"KVCTL_ENGINE_URL={daemon.stand.given.engine_url} kvctl doctor" in done.out
-    assert "kvctl show-config --live" in done.out
+    assert f"one runs all the same, in front of {daemon.stand.given.engine_url}" in done.out
+    assert "kvctl doctor --live goes by its settings, kvctl show-config --live shows them" in done.out
     done = await kvctl("doctor", KVCTL_CONFIG="/dev/null", KVCTL_ADMIN_SOCKET="/nowhere")
     assert (done.status, "runs all the same" in done.out) == (1, False)
 

@@ -90,6 +90,11 @@ def test_the_table_shows_figures_and_usage(trace: Path, tmp_path: Path) -> None:
         (["--start", "5000"], "none from 5000"),
         (["--engine-profile", "h900"], "no profile 'h900'"),
         (["--fault", "flood"], "fault 'flood'"),
+        (["--fault", "shift=x"], "write KIND=VALUE@SECONDS"),
+        (["--fault", "shift=1e308"], "out of range"),
+        (["--fault", "bypass=1e9"], "at most 1"),
+        (["--fault", "freeze=10@nan"], "out of range"),
+        (["--margin", "5%,"], "margin ''"),
         (["--context", "50"], "none from 0"),
     ],
 )
@@ -97,6 +102,23 @@ def test_what_makes_no_sense_is_told(trace: Path, options: list[str], words: str
     done = CliRunner().invoke(cli, ["replay", str(trace), *options])
     assert done.exit_code == 1
     assert words in done.stderr
+
+
+@pytest.mark.parametrize("option", ["--rate", "--ttft", "--itl"])
+@pytest.mark.parametrize("value", ["nan", "inf", "0", "-1"])
+def test_what_is_no_number_is_no_option(trace: Path, option: str, value: str) -> None:
+    done = CliRunner().invoke(cli, ["replay", str(trace), option, value])
+    assert done.exit_code == 2
+    assert option in done.stderr
+
+
+def test_a_page_that_cannot_be_written_costs_no_figures(trace: Path, tmp_path: Path) -> None:
+    place = tmp_path / "nowhere" / "page.html"
+    arguments = ["replay", str(trace), "--policy", "none", "-o", "json", "--html", str(place)]
+    done = CliRunner().invoke(cli, arguments)
+    assert done.exit_code == 1
+    assert list(json.loads(done.stdout)) == ["none"]
+    assert done.stderr == f"kvctl: --html {place}: No such file or directory\n"
 
 
 def test_a_measured_profile_is_read_from_a_file(trace: Path, tmp_path: Path) -> None:
@@ -143,8 +165,9 @@ def log_of(folder: Path) -> Path:
             end = {"v": 1, "type": "end", "time": stamp(at + 2.0), "engine": "one", "lease": lease}
             figures = {"end": "finished", "seconds": 2.0, "first_token_s": 0.2, "output_tokens": 60 + n}
             lines.append(end | figures)
+    lines.append({"v": 1, "type": "dropped", "records": 4})
     path = folder / "decisions.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    path.write_text('{"v": 1, "type": "deci\n' + "".join(json.dumps(line) + "\n" for line in lines))
     return path
 
 
@@ -164,6 +187,8 @@ def test_a_decision_log_is_replayed_with_other_margins(tmp_path: Path) -> None:
     shown = CliRunner().invoke(cli, arguments).output
     assert "on measured, 8,000 KV tokens" in shown
     assert "30 answers nobody ever got" in shown
+    assert "4 records that the log lost" in shown
+    assert "1 lines that a crash cut short" in shown
 
 
 def test_a_log_says_what_its_margin_and_limits_were(tmp_path: Path) -> None:

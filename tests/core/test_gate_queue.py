@@ -241,6 +241,40 @@ def test_the_static_policy_queues_by_its_own_measure() -> None:
     assert len(one.gate._room) == 1
 
 
+def test_whoever_asks_is_told_that_it_would_wait_and_until_when() -> None:
+    one = talk().full()
+    seen = one.gate.outlook(FILLER, one.now)
+    assert isinstance(seen, Queued)
+    assert len(one.gate._room) == 0
+    said = one.arrive("x", FILLER)
+    assert isinstance(said, Queued)
+    assert (seen.reason, seen.starts_in_s) == (said.reason, said.starts_in_s)
+
+
+def test_whoever_asks_is_told_of_those_before_it() -> None:
+    """The room that a queue of one pool takes first, at the rate at which answers end."""
+    one = talk().full()
+    for n in range(3):
+        one.over(f"f{n}")
+        one.arrive(f"g{n}", FILLER)
+    alone = one.gate.outlook(replace(FILLER, prompts=(30_000,)), one.now)
+    for n in range(4):
+        one.arrive(f"w{n}", FILLER)
+    behind = one.gate.outlook(replace(FILLER, prompts=(30_000,)), one.now)
+    assert isinstance(alone, Queued)
+    assert isinstance(behind, Reject)
+    assert behind.retry_after_s is not None
+    assert behind.retry_after_s > 0.0
+
+
+def test_whoever_asks_while_nothing_has_ended_is_told_no_time() -> None:
+    one = talk(GateConfig(ttft_target_s=None, itl_target_s=None)).full()
+    seen = one.gate.outlook(FILLER, one.now)
+    assert isinstance(seen, Reject)
+    assert seen.retry_after_s is None
+    assert one.gate.offer(FILLER, one.now).wait_s == 1.0
+
+
 # --- tenants ----------------------------------------------------------------------------------------
 
 

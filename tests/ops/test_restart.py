@@ -191,6 +191,7 @@ def test_without_the_store_attempts_are_lost(manager: Manager) -> None:
         second = manager.start()
         with stopped_at_the_end(second):
             callers.wait_for_more(10)
+            callers.__exit__()  # the manager keeps the second's socket beyond its end
             assert callers.went["ConnectionRefusedError"] > 0
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from kvctl.plan import GIB, Flags, Given, Model, Plan, card_of, describe, make_plan
 from kvctl.plan.accounting import VllmAccounting
-from kvctl.plan.vllm import needed_bytes, pool_of_blocks
+from kvctl.plan.vllm import pool_of_blocks
 from kvctl.plan.weighing import Ranks, weight_bytes
 
 FILE = Path(__file__).with_name("cases.jsonl")
@@ -114,7 +114,9 @@ def _layout(case: Case) -> Iterator[Figure]:
     assert isinstance(plan.accounting, VllmAccounting)
     layout = plan.accounting.layout
     if "needed_gib" in case.logged:
-        needed = needed_bytes(layout, plan.setup, plan.setup.max_model_len) / GIB
+        one_stage = plan.setup.version.since(0, 16)  # before, the engine named the need of all stages
+        block = layout.bytes_per_block if one_stage else layout.bytes_of_all_stages
+        needed = layout.blocks_for(plan.setup.max_model_len, plan.setup) * block / GIB
         yield Figure(case.id, case.kind, "needed_gib", case.logged["needed_gib"], needed, needed, HALF_DIGIT)
     for name, value in (
         ("attention_block", layout.attention_block),

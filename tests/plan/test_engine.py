@@ -7,7 +7,7 @@ from kvctl.plan import GIB, Flags, Given, Plan, PlanError, card_of, describe, ma
 from kvctl.plan.accounting import VllmAccounting
 from kvctl.plan.dtypes import kv_scheme, resolve_kv_dtype
 from kvctl.plan.pages import Kind
-from kvctl.plan.vllm import Layout, concurrency_at, longest_fit
+from kvctl.plan.vllm import Layout, longest_fit
 from tests.plan.configs import ALL, DEEPSEEK, GEMMA3, JAMBA, LLAMA3_8B, NEMOTRON_H, QWEN_NEXT, WHISPER
 
 
@@ -202,9 +202,8 @@ def test_the_longest_context_that_fits_is_the_longest(name: str) -> None:
     assert shape.blocks_for(longest, setup) <= plan.pool.num_blocks
     if longest < 1 << 27:
         assert shape.blocks_for(longest + 1, setup) > plan.pool.num_blocks
-    assert (
-        concurrency_at(shape, setup, plan.pool.num_blocks, setup.max_model_len) == plan.pool.max_concurrency
-    )
+    whole = shape.blocks_for(setup.max_model_len, setup)
+    assert plan.pool.num_blocks / max(1, whole) == plan.pool.max_concurrency
 
 
 def test_a_context_beyond_the_models_own_is_warned_of() -> None:

@@ -181,7 +181,7 @@ async def test_there_is_a_most(tmp_path: Path) -> None:
         counted = [line for line in page.splitlines() if line.startswith("kvctl_requests_total{")]
         assert [line for line in counted if "reject_later" in line and line.endswith(" 1.0")], counted
         assert 'reason="background_responses"} 1.0\n' in page
-        told = it.it.daemon.journal.ring.latest(1)[0].decision
+        told = (await it.it.daemon.journal.select(1))[0].decision
         assert str(told.reason) == "background_responses"
         assert told.retry_after_s == pytest.approx(wait_ms / 1000, abs=0.002)
         assert (await it.it.post(PATH, asked(10) | {"background": False})).status == 200
@@ -191,8 +191,34 @@ async def test_there_is_a_most(tmp_path: Path) -> None:
         await it.until(lambda: len(it.reasons) == 3)
 
 
-async def test_it_can_be_switched_off(tmp_path: Path) -> None:
-    async with afterlife(tmp_path, BACKGROUND_RESPONSES="0") as it:
+async def test_a_bypass_passes_those_for_whom_there_is_no_place(tmp_path: Path) -> None:
+    """Everything is let in, and counted as what it would have heard."""
+    async with afterlife(tmp_path, BACKGROUND_RESPONSES="1", ENFORCE="0%") as it:
+        await it.begin(LONG)
+        await it.begin(LONG)
+        assert it.proxy.background_responses == 2
+        page = b"".join(it.it.daemon.metrics()[0]).decode().splitlines()
+        told = [line for line in page if 'reason="background_responses"} ' in line]
+        counts = {line.partition("{")[0]: line.rpartition(" ")[2] for line in told}
+        assert (counts["kvctl_shadow_rejections_total"], counts["kvctl_rejections_total"]) == ("1.0", "0.0")
+        decision = (await it.it.daemon.journal.select(1))[0].decision
+        assert (str(decision.reason), decision.shadow) == ("background_responses", True)
+        await it.proxy.drain(0.0)
+
+
+async def test_what_never_fits_hears_so_though_there_is_no_place(tmp_path: Path) -> None:
+    """Coming back would not help it."""
+    async with afterlife(tmp_path, BACKGROUND_RESPONSES="1") as it:
+        name = await it.begin(LONG)
+        refused = await it.it.post(PATH, asked(10, max_output_tokens=100_000))
+        assert refused.status == 400
+        await it.it.post(f"{PATH}/{name}/cancel", {})
+
+
+@pytest.mark.parametrize("enforce", ["100%", "0%"])
+async def test_it_can_be_switched_off(tmp_path: Path, enforce: str) -> None:
+    """That it is, is no limit: a bypass does not switch it on."""
+    async with afterlife(tmp_path, BACKGROUND_RESPONSES="0", ENFORCE=enforce) as it:
         refused = await it.it.post(PATH, asked(10))
         assert (refused.status, refused.json["error"]["param"]) == (400, "background")
         assert "background_responses" in refused.json["error"]["message"]

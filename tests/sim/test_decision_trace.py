@@ -1,5 +1,6 @@
 """A decision log read as traffic, and replayed."""
 
+import gzip
 import json
 from dataclasses import fields
 from datetime import UTC, datetime
@@ -9,10 +10,14 @@ from typing import Any
 import pytest
 
 from kvctl.control import decision_documents
-from kvctl.control.decision_log import DecisionRecorder
+from kvctl.control.decision_file import DecisionFile
+from kvctl.control.decision_log import DecisionRecorder, record_of
+from kvctl.core.budget import budget_of
+from kvctl.core.claim import Limits, Shape, claim
 from kvctl.core.decisions import DecisionRecord, Kept, made
-from kvctl.core.events import Command, Event
+from kvctl.core.events import Admit, Arrived, Command, Event
 from kvctl.core.gate import Gate
+from kvctl.core.outcomes import EngineState, Policy
 from kvctl.core.supply import GateConfig
 from kvctl.sim import decision_trace
 from kvctl.sim.decision_trace import read_log, rows_of
@@ -188,9 +193,63 @@ def test_every_sequence_is_a_row_and_unknown_lengths_are_drawn(tmp_path: Path) -
 
 
 def test_what_can_never_fit_and_what_was_lost_is_counted(tmp_path: Path) -> None:
-    lost = {"v": 1, "type": "dropped", "time": decided(1.0)["time"], "records": 3}
-    trace = read_log([written(tmp_path, [decided(0.0), decided(0.5, "reject_never"), lost])])
-    assert (len(trace.callers), trace.never, trace.dropped) == (1, 1, 3)
+    lost = {"v": 1, "type": "dropped", "records": 3}
+    trace = read_log([written(tmp_path, [lost, decided(0.0), decided(0.5, "reject_never"), lost])])
+    assert (len(trace.callers), trace.never, trace.dropped) == (1, 1, 6)
+
+
+async def test_what_the_daemon_writes_of_its_losses_is_read(tmp_path: Path) -> None:
+    """A file with room for no record at a time, and records that came while it was full."""
+    file = DecisionFile(tmp_path / "log", max_bytes=1 << 20, wall_offset=lambda: WALL, buffered=1)
+    shape = Shape(route="chat", model="m", prompts=(100,))
+    moment = (budget_of(8000, 0.05, {}), EngineState.UP, Policy.FORECAST, False, 0)
+    for n in range(3):
+        file.put(
+            record_of("one", Arrived(f"L{n}", shape), moment, Admit(f"L{n}", claim(shape, Limits()), 1.0), n)
+        )
+    await file.close()
+    trace = read_log([tmp_path / "log"])
+    assert (len(trace.callers), trace.dropped) == (1, 2)
+
+
+def test_lines_that_a_crash_tore_are_passed_over_and_counted(tmp_path: Path) -> None:
+    path = written(tmp_path, [decided(0.0)])
+    rest = json.dumps(decided(1.0)) + "\n"
+    path.write_bytes(b'{"v": 1, "model": "\xc3\n' + path.read_bytes() + b'{"v": 1, "ti\n' + rest.encode())
+    trace = read_log([path])
+    assert (len(trace.callers), trace.torn) == (2, 2)
+
+
+@pytest.mark.parametrize("step", [3600.0, -3600.0])
+def test_a_clock_that_is_set_moves_nobody(tmp_path: Path, step: float) -> None:
+    lines = [decided(float(n)) | {"at": n + 7.0} for n in range(4)]
+    lines += [decided(n + step, lease=f"L{n}") | {"at": n + 7.0} for n in range(4, 8)]
+    callers = read_log([written(tmp_path, lines)]).callers
+    assert [told.at_s for told in callers] == pytest.approx([float(n) for n in range(8)])
+
+
+def test_a_machine_that_starts_anew_keeps_its_gap(tmp_path: Path) -> None:
+    stamps = [(0.0, 5000.0), (1.0, 5001.0), (91.0, 30.0), (92.0, 31.0)]
+    lines = [decided(wall) | {"at": at} for wall, at in stamps]
+    callers = read_log([written(tmp_path, lines)]).callers
+    assert [told.at_s for told in callers] == pytest.approx([0.0, 1.0, 91.0, 92.0])
+
+
+def test_one_that_left_the_queue_asked_all_the_same(tmp_path: Path) -> None:
+    gone = ended(2.0, "w", 0, "client_gone") | {"seconds": 1.0, "first_token_s": None}
+    lines = [decided(0.0), decided(1.0, "queue", lease="w", prompts=[70]), gone]
+    callers = read_log([written(tmp_path, lines)]).callers
+    assert [(told.at_s, told.prompts, told.output) for told in callers] == [
+        (0.0, (100,), None),
+        (1.0, (70,), None),
+    ]
+
+
+def test_a_cut_archive_of_a_log_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "log.gz"
+    path.write_bytes(gzip.compress(json.dumps(decided(0.0)).encode() * 50)[:-12])
+    with pytest.raises(TraceError, match=r"log\.gz"):
+        read_log([path])
 
 
 def test_a_line_still_being_written_is_no_fault(tmp_path: Path) -> None:

@@ -36,12 +36,37 @@ def test_reads_rows_in_order_of_arrival_packed_or_not(tmp_path: Path, packed: bo
         ("t_s,input_tokens,output_tokens\n0,5,6\n1,x,6\n", "line 3"),
         ("t_s,input_tokens,output_tokens\n0,5\n", "line 2"),
         ("t_s,input_tokens,output_tokens\n0,5,0\n", "not a request"),
+        ("t_s,input_tokens,output_tokens\n0,5,6\nnan,5,6\n", "line 3: not a time: nan"),
+        ("t_s,input_tokens,output_tokens\ninf,5,6\n", "line 2: not a time: inf"),
+        (f"t_s,input_tokens,output_tokens\n0,5,{'6' * 200_000}\n", "line 1: field larger"),
     ],
 )
 def test_says_what_is_wrong_and_where(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "trace.csv"
     path.write_text(text)
     with pytest.raises(TraceError, match=words):
+        read_trace(path)
+
+
+def test_what_no_text_is_is_told_with_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_bytes(b"\x7fELF\xd0\xd1")
+    with pytest.raises(TraceError, match=r"trace\.csv, line 1: .*utf-8"):
+        read_trace(path)
+
+
+def test_the_mark_of_a_spreadsheet_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_bytes(b"\xef\xbb\xbf" + TEXT.encode())
+    assert len(read_trace(path)) == 3
+
+
+def test_a_broken_archive_is_told(tmp_path: Path) -> None:
+    packed = bytearray(gzip.compress(TEXT.encode() * 50))
+    packed[20:40] = bytes(20)
+    path = tmp_path / "trace.csv.gz"
+    path.write_bytes(packed)
+    with pytest.raises(TraceError, match=r"trace\.csv\.gz, line"):
         read_trace(path)
 
 

@@ -1,11 +1,10 @@
-"""One reader a form of body: what it asks of the engine."""
+"""One reader for each form of body: what such a body asks of the engine."""
 
 from collections.abc import Awaitable, Callable
 
 from kvctl.engines.base import Form, Route
 from kvctl.proxy.readers import anthropic, native, openai, pooling, responses, vllm
-from kvctl.proxy.readers import any as any_form
-from kvctl.proxy.readers.base import Body, Counted, Facts
+from kvctl.proxy.readers.base import Body, Counted, Facts, read_any
 
 Read = Callable[[Facts, Route, Body, int], Awaitable[Counted]]
 
@@ -24,6 +23,6 @@ READERS: dict[Form, Read] = {
     Form.EMBED: pooling.read_embed,
     Form.SCORE: pooling.read_score,
     Form.RERANK: pooling.read_rerank,
-    Form.OTHER: any_form.read_any,
+    Form.OTHER: read_any,
 }
-"""Of JSON bodies; ``Form.AUDIO`` is no JSON and read by ``readers.audio``."""
+"""Readers of JSON bodies; ``Form.AUDIO`` is not JSON and is read by ``readers.audio``."""

@@ -62,7 +62,7 @@ async def _count(facts: Facts, data: Body, size: int) -> Count:
 
 
 async def _options(facts: Facts, data: Body) -> list[Mapping[str, Any]]:
-    """What the engine may tell the template of ``thinking``; several where that is not certain."""
+    """Template options that the engine may derive from ``thinking``; several where that is not certain."""
     thinking = data.get("thinking")
     if not isinstance(thinking, Mapping) or thinking.get("type") != "disabled":
         return [{}]
@@ -71,7 +71,7 @@ async def _options(facts: Facts, data: Body) -> list[Mapping[str, Any]]:
 
 
 async def _rendered(facts: Facts, data: Body, size: int, options: Mapping[str, Any]) -> Count:
-    """With system messages where they stand, or in front where the template refuses them there.
+    """Count with system messages where they stand, or in front where the template refuses them there.
 
     Which of the two the engine does cannot be known for certain from here.
     """
@@ -90,14 +90,14 @@ async def _chat(
 
 
 def _larger(first: Count, second: Count) -> Count:
-    """Either may be what the engine renders: only where they agree is it a proof."""
+    """The larger of two counts either of which may be right; exact only where they agree."""
     if first.prompts == second.prompts:
         return first
     return no_proof(max(first, second, key=lambda count: count.prompts))
 
 
 async def _none_is_heard(facts: Facts, model: str) -> bool:
-    """Whether the template tells ``reasoning_effort: none`` from the others; the engine then sends that."""
+    """Whether the template treats ``reasoning_effort: none`` differently; the engine then sends it."""
     if model not in facts.efforts:
         none, *others = [
             await facts.counter.count_chat(model, _PROBE | {"reasoning_effort": effort}, 64)

@@ -14,7 +14,7 @@ from kvctl.proxy.readers.base import OddShapeError
 Message = dict[str, Any]
 
 _BILLING_HEADER = "x-anthropic-billing-header"
-_NO_CALL_ID = "call_1700000000"  # the engine makes one of the time, which has as many digits
+_NO_CALL_ID = "call_1700000000"  # as long as the id that the engine makes from the time
 _IMAGE: Message = {"type": "image_url", "image_url": {"url": ""}}
 _SILENT = frozenset({"redacted_thinking", "tool_reference"})
 _TOOL_KEYS = ("strict", "defer_loading")
@@ -138,17 +138,17 @@ class _Blocks:
             message["content"] = self._parts[0]["text"] if alone else self._parts
 
     def text(self, block: Mapping[str, Any]) -> None:
-        """Empty ones fall away."""
+        """A text block; empty ones are dropped."""
         if block.get("text"):
             self._parts.append({"type": "text", "text": block["text"]})
 
     def image(self, block: Mapping[str, Any]) -> None:
-        """Whatever its source is: it is bounded, not counted."""
+        """An image, whatever its source: it is bounded, not counted."""
         if block.get("source"):
             self._parts.append(_IMAGE)
 
     def thinking(self, block: Mapping[str, Any]) -> None:
-        """Joined to the reasoning of the message."""
+        """Thinking, joined to the reasoning of the message."""
         if isinstance(block.get("thinking"), str):
             self._thoughts.append(block["thinking"])
 
@@ -157,7 +157,7 @@ class _Blocks:
         self._calls.append(_call(block))
 
     def tool_result(self, block: Mapping[str, Any]) -> None:
-        """A message of its own, or text where the assistant tells of it."""
+        """A tool result: a message of its own, or text where it is the assistant's."""
         if self._role == "assistant":
             self._parts.append({"type": "text", "text": f"Tool result: {block.get('content') or ''}"})
         else:

@@ -11,17 +11,19 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from kvctl.engines.base import Engine, Form
+from kvctl.engines.base import Engine, Form, Route
 from kvctl.proxy.conversations import Begun, Conversations
-from kvctl.proxy.limits import BadRequest
+from kvctl.proxy.limits import BadRequest, Fields
 from kvctl.tokens.base import Count, Counter, CountMethod
 from kvctl.tokens.bound import TOKENS_PER_REQUEST
 from kvctl.tokens.media import MediaBounds, bound_of_all
 
 UNKNOWN_CONTEXT = 32_768
-"""Tokens of a prompt that only the engine knows, where its context length is not known either."""
+"""The tokens assumed for a prompt that only the engine knows, where its context length is unknown too."""
 
 _STRICT = ("vllm", "sim")
+_OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens", "max_length")
+_NESTED = ("parameters", "sampling_params", "generation_config")
 
 Body = Mapping[str, Any]
 
@@ -30,9 +32,9 @@ Body = Mapping[str, Any]
 class Facts:
     """What is known of the engine when a body is read.
 
-    ``strict``: limits are read as vLLM reads them, and refused in its words; else a limit of another type is
-    the engine's to judge and claims as if none was sent. ``context`` tells the context length where it is
-    known by now, ``begins`` whether it is worth knowing how prompts begin. ``efforts`` keeps, per model, what
+    ``strict``: limits are read as vLLM reads them, and refused in its words; otherwise a limit that is not a
+    plain number is left to the engine and claims as if none was sent. ``context`` returns the context length
+    (None: not known yet), ``begins`` whether prefixes are wanted. ``efforts`` keeps, per model, what
     ``thinking: disabled`` means to its template, ``conversations`` what the engine keeps by response id.
     """
 
@@ -48,7 +50,7 @@ class Facts:
 
     @property
     def strict(self) -> bool:
-        """Whether this is an engine whose validation is repeated here; it may be found out only later."""
+        """Whether the engine's validation is repeated here; its kind may be detected only later."""
         return self.engine.name in _STRICT
 
 
@@ -58,7 +60,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     ``output`` None: the engine's default for the route, or for ``form`` where the body has that form; but
     with ``unlimited`` the rest of the context, whatever the default is. ``truncate``: the engine cuts prompts
     to so many tokens; -1: to its context. ``begun``: the engine keeps the conversation; None: it does not.
-    ``background``: it goes on when the request is over. ``turns``: it may run tools by itself, and go on.
+    ``background``: generation goes on when the request is over. ``turns``: the engine may run tools by itself
+    and go on.
     """
 
     output: int | None = None
@@ -72,7 +75,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OddShapeError(ValueError):
-    """A conversation of which is not known for certain what the engine makes of it."""
+    """A conversation that the engine may render in a way not known here."""
 
 
 Counted = tuple[Asked, Count] | BadRequest
@@ -88,17 +91,28 @@ def model_of(data: Body) -> str:
 
 
 def bounded(*prompts: int) -> Count:
-    """Prompts that were bounded, not counted."""
+    """Prompts with upper bounds of their tokens, not counts."""
     return Count(prompts=prompts, method=CountMethod.BOUND)
 
 
 def bounded_by_all(facts: Facts, data: Body) -> Count:
-    """All that is written in the body, as one prompt; media at their own bound."""
+    """All that is written in the body, bounded as one prompt; media at their own bound."""
     return bounded(bound_of_all(data, facts.media) + TOKENS_PER_REQUEST)
 
 
+async def read_any(facts: Facts, route: Route, data: Body, size: int) -> Counted:
+    """A body of no known form: all that is written counts as prompt, and the largest limit found wins."""
+    del route, size
+    places = [data, *(value for key in _NESTED if isinstance(value := data.get(key), dict))]
+    outputs = [v for p in places for key in _OUTPUT_LIMITS if (v := Fields(p).integer(key)) is not None]
+    copies = [v for p in places for key in ("n", "best_of") if (v := Fields(p).integer(key)) is not None]
+    largest = max(outputs, default=0)
+    asked = Asked(output=largest if largest > 0 else None, n=max(1, *copies, 1))
+    return asked, bounded_by_all(facts, data)
+
+
 def together(counts: Sequence[Count]) -> Count:
-    """All prompts of several counts: as doubtful as the most doubtful of them."""
+    """All prompts of several counts; as exact as the least exact of them."""
     methods = [count.method for count in counts]
     order = (CountMethod.BOUND, CountMethod.ENGINE, CountMethod.LOCAL)
     whole = all(len(count.prefixes) == len(count.prompts) for count in counts)
@@ -111,5 +125,5 @@ def together(counts: Sequence[Count]) -> Count:
 
 
 def no_proof(count: Count) -> Count:
-    """The same numbers, as an upper bound."""
+    """The same numbers, marked as an upper bound."""
     return replace(count, method=CountMethod.BOUND)

@@ -1,7 +1,7 @@
 """The ``/generate`` and ``/completion`` bodies of TGI, SGLang, llama.cpp, and lengths alone.
 
-Their servers read limits less strictly than vLLM, or refuse other things: what is no plain number claims as
-if no limit was sent, and the engine judges it.
+Their servers read limits less strictly than vLLM, or refuse other things: a limit that is not a plain number
+claims as if none was sent, and the engine judges it.
 """
 
 import asyncio
@@ -17,11 +17,11 @@ from kvctl.proxy.readers.openai import count_prompts
 from kvctl.tokens.base import Count, CountMethod
 
 PLAIN_OUTPUT = 512
-"""Output tokens of a body of lengths that names none."""
+"""Output tokens of a plain body that names no limit."""
 
 
 def ceiling(value: Any) -> int | None:
-    """The most that a lenient parser may read as a number; None: nothing that is one."""
+    """The largest number that a lenient parser may read in ``value``; None: no number at all."""
     if isinstance(value, str):
         value = Fields({"value": value}).integer("value")
     if isinstance(value, float):
@@ -46,7 +46,7 @@ async def read_tgi(facts: Facts, route: Route, data: Body, size: int) -> Counted
 
 
 def _tgi_limits(params: Mapping[str, Any]) -> Asked | BadRequest:
-    """A limit that is there and null means the rest of the context; without one the default applies."""
+    """An explicit null limit means the rest of the context; without the field the default applies."""
     values = {key: params.get(key) for key in ("max_new_tokens", "best_of", "truncate")}
     for key, value in values.items():
         if value is not None and ceiling(value) is None:
@@ -89,7 +89,7 @@ async def read_sglang(facts: Facts, route: Route, data: Body, size: int) -> Coun
 
 
 def _sglang_prompts(data: Body) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Texts that are to be counted, and lengths of what is ids or rows already."""
+    """Texts to be counted, and the lengths of prompts that are ids or rows already."""
     text = data.get("text")
     several = text if isinstance(text, list) and _is_list_of(text, str) else []
     texts = (text,) if isinstance(text, str) else tuple(several)
@@ -108,7 +108,7 @@ def _is_list_of(value: Any, kind: type) -> bool:
 
 
 def _sglang_limits(params: Any) -> Asked | BadRequest:
-    """A limit that is there and null means none; without one the engine's default applies."""
+    """An explicit null limit means none; without the field the engine's default applies."""
     each = params if isinstance(params, list) else [params]
     sets: list[Mapping[str, Any]] = [item if isinstance(item, Mapping) else {} for item in each] or [{}]
     given = [item["max_new_tokens"] for item in sets if "max_new_tokens" in item]

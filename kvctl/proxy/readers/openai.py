@@ -80,7 +80,7 @@ async def read_completion(facts: Facts, route: Route, data: Body, size: int) -> 
 
 
 async def count_prompts(facts: Facts, data: Body, prompts: Prompts) -> Count:
-    """Tokens of all prompts: those that are counted already, and the texts."""
+    """Tokens of all prompts: those counted already, and the texts."""
     begins = facts.begins() and not prompts.embeds
     known = Count(
         prompts=prompts.embeds + prompts.ids,
@@ -102,7 +102,7 @@ _RARE = frozenset({"best_of", "echo", "truncate_prompt_tokens"})
 
 
 def _plain(data: Body, name: str) -> Asked | None:
-    """The limits of a body that sets ``name`` and ``n`` alone, to plain numbers; None: it sets others."""
+    """The limits of a body that sets at most ``name`` and ``n``, to plain numbers; None: any other body."""
     output, n = data.get(name), data.get("n", 1)
     if output is not None and not (type(output) is int and 0 < output <= LARGEST):
         return None
@@ -111,7 +111,7 @@ def _plain(data: Body, name: str) -> Asked | None:
 
 
 def chat_limits(facts: Facts, data: Body) -> Asked | BadRequest:
-    """The limits of a chat: the newer field goes first."""
+    """The limits of a chat: the newer field takes precedence."""
     if ("max_completion_tokens" not in data) and (plain := _plain(data, "max_tokens")):
         return plain
     if ("max_tokens" not in data) and (plain := _plain(data, "max_completion_tokens")):
@@ -124,7 +124,7 @@ def chat_limits(facts: Facts, data: Body) -> Asked | BadRequest:
 
 
 def completion_limits(facts: Facts, data: Body) -> Asked | BadRequest:
-    """Limits of a completion. Where best_of is honoured it sets the number of sequences; 0.32 ignores it."""
+    """The limits of a completion. Where best_of is honoured it sets the number of sequences (not by 0.32)."""
     if plain := _plain(data, "max_tokens"):
         return plain
     fields = Fields(data)
@@ -179,7 +179,7 @@ def no_messages(data: Body, *, ids_given: bool) -> BadRequest | None:
 
 
 def _given_ids(data: Body) -> int:
-    """Prompt tokens that a prefill instance hands on: they replace what the messages would render to."""
+    """Prompt tokens handed on by a prefill instance: they replace what the messages would render to."""
     transfer: Any = data.get("kv_transfer_params")
     ids = transfer.get("prompt_token_ids") if isinstance(transfer, dict) else None
     return len(ids) if isinstance(ids, list) else 0

@@ -70,7 +70,7 @@ def _without_input(facts: Facts, data: Body) -> Counted:
 
 
 def _in_contexts(facts: Facts, count: Count) -> Count:
-    """Prompts longer than the context, as whole contexts and a rest."""
+    """Prompts longer than the context, split into whole contexts and a rest."""
     context = facts.context()
     if context is None or max(count.prompts, default=0) <= context:
         return count
@@ -86,7 +86,8 @@ def _in_contexts(facts: Facts, count: Count) -> Count:
 async def read_score(facts: Facts, route: Route, data: Body, size: int) -> Counted:
     """Two lists of texts (one against each, or pair by pair), or a query whose items are labelled.
 
-    Of several such pairs the engine takes the first that it can read: the largest is claimed.
+    Where several pairs of fields are given the engine takes the first that it can read; the largest is
+    claimed.
     """
     del size
     written = [
@@ -111,14 +112,14 @@ async def read_rerank(facts: Facts, route: Route, data: Body, size: int) -> Coun
 
 
 def _cut(data: Body) -> int | None:
-    """``truncate_prompt_tokens``; what cannot be read is the engine's to refuse."""
+    """``truncate_prompt_tokens``; what cannot be read is left for the engine to refuse."""
     fields = Fields(data)
     value = fields.integer("truncate_prompt_tokens", least=-1)
     return None if fields.wrongs else value
 
 
 def _incomplete(facts: Facts, route: Route, data: Body) -> Counted:
-    """The engine refuses it; another engine may know the names."""
+    """A body without the fields of its form: the engine refuses it, or knows other names."""
     del route
     return NOTHING, bounded_by_all(facts, data)
 
@@ -131,7 +132,7 @@ def _items(value: Any) -> list[Any]:
 
 
 async def _pairs(facts: Facts, data: Body, first: Any, second: Any) -> Count:
-    """Each of one side with each of the other, or by place where both have several."""
+    """Each of one side with each of the other, or pair by pair where both have several."""
     left, right = await _lengths(facts, data, _items(first)), await _lengths(facts, data, _items(second))
     around = TOKENS_PER_PAIR + _instruction(facts, data)
     if len(left) == len(right):

@@ -1,9 +1,9 @@
 """OpenAI's Responses: ``input``, ``instructions``, ``tools``; ``max_output_tokens``.
 
-A conversation that only the engine has (``previous_response_id``) is counted, or bounded, where it passed by
-(``proxy.conversations``); else it is bounded by the context, which is the most that the engine takes. Tools
-that the engine runs by itself make it generate in several turns, each over a longer prompt: the claim is then
-the rest of the context.
+A conversation that only the engine has (``previous_response_id``) is counted, or bounded, where it passed
+through here (``proxy.conversations``); else it is bounded by the context, which is the most that the engine
+takes. Tools that the engine runs by itself make it generate in several turns, each over a longer prompt: the
+claim is then the rest of the context.
 """
 
 from typing import Any
@@ -33,7 +33,7 @@ _HISTORY = ("previous_response_id", "previous_input_messages", "conversation", "
 
 
 async def read_responses(facts: Facts, route: Route, data: Body, size: int) -> Counted:
-    """Counted as the chat that the engine makes of the items."""
+    """Count the chat that the engine makes of the items."""
     del route
     asked = _limits(facts, data)
     if isinstance(asked, BadRequest):
@@ -58,13 +58,13 @@ async def read_responses(facts: Facts, route: Route, data: Body, size: int) -> C
 
 
 async def remember(facts: Facts, shape: Shape, begun: Begun, told: Finished, size: int) -> None:
-    """Keep a conversation with its answer, for what will go on from it. ``size``: bytes of the answer.
+    """Keep a conversation with its answer, for requests that continue it. ``size``: bytes of the answer.
 
-    Its messages are as the engine has them if its prompt had the tokens that were counted.
+    The messages are taken to be the engine's own if its prompt had as many tokens as were counted.
     """
     answers = tuple([{"role": "assistant", "content": text} for text in told.texts])
     proven = begun.messages is not None and shape.exact and shape.prompts == (told.prompt_tokens,)
-    if proven:  # its tokens will hardly be asked for
+    if proven:  # its token count will hardly be needed
         counted = sum(map(text_bound, told.texts))
     else:
         texts = await facts.counter.count_text(shape.model, told.texts, add_special_tokens=False)
@@ -79,14 +79,14 @@ async def remember(facts: Facts, shape: Shape, begun: Begun, told: Finished, siz
 
 
 def _past(facts: Facts, data: Body) -> Past | None:
-    """What is known of the conversation that the request goes on from."""
+    """What is known of the conversation that the request continues."""
     if not facts.strict or any(data.get(key) for key in _HISTORY[1:]):
         return None
     return facts.conversations.of(data.get("previous_response_id"))
 
 
 def _begun(facts: Facts, data: Body, asked: Asked, messages: Messages | None, weight: int) -> Begun | None:
-    """What the engine keeps of it. A prompt that it cuts to its context says nothing of the whole."""
+    """What the engine will keep. A prompt that it cuts to its context says nothing of the whole."""
     if data.get("store") is False or asked.truncate is not None or not facts.strict:
         return None
     return Begun(messages=messages, weight=weight)

@@ -15,7 +15,7 @@ Message = dict[str, Any]
 
 _PARTIAL = ("in_progress", "incomplete")
 _FUNCTION_KEYS = ("name", "description", "parameters", "strict", "defer_loading")
-# The engine gives these to no template.
+# the engine hands these to no template
 _UNRENDERED_TOOLS = frozenset(
     {
         *("web_search", "web_search_preview", "web_search_2025_08_26", "web_search_preview_2025_03_11"),
@@ -25,7 +25,7 @@ _UNRENDERED_TOOLS = frozenset(
 
 
 def as_chat(data: Mapping[str, Any], before: Iterable[Mapping[str, Any]] = ()) -> Message:
-    """The chat body of a responses body. ``before``: the conversation that it goes on from.
+    """The chat body of a responses body. ``before``: the conversation that it continues.
 
     Raises OddShapeError.
     """
@@ -85,7 +85,7 @@ def _convert(item: Any, messages: list[Message]) -> None:
 
 
 def _join(messages: list[Message], key: str, value: Any) -> None:
-    """Into the assistant's message that came before, where it has none of that yet."""
+    """Add ``key`` to the assistant's message before, if it has none yet; else begin a new message."""
     last = messages[-1] if messages else None
     if last is not None and last["role"] == "assistant" and last.get(key) is None:
         last[key] = value
@@ -108,7 +108,7 @@ def _call(item: Mapping[str, Any], messages: list[Message]) -> None:
 
 
 def _reasoning(item: Mapping[str, Any]) -> str:
-    """Its content, else its summary: the first text of either."""
+    """The first text of the item's content, else of its summary."""
     content, summary = item.get("content"), item.get("summary")
     if item.get("encrypted_content") or not isinstance(summary, list):
         raise OddShapeError("reasoning of another form")

@@ -13,8 +13,7 @@ from kvctl.proxy.limits import (
     validation_errors,
 )
 from kvctl.proxy.prompts import outside_vocabulary
-from kvctl.proxy.readers.any import read_any
-from kvctl.proxy.readers.base import Asked, Body, Counted, Facts, bounded
+from kvctl.proxy.readers.base import Asked, Body, Counted, Facts, bounded, read_any
 from kvctl.proxy.readers.openai import read_chat, read_completion
 from kvctl.proxy.readers.pooling import read_embed, read_score
 from kvctl.tokens.base import Count, CountMethod
@@ -76,7 +75,7 @@ _READ = {
 
 
 async def read_invocations(facts: Facts, route: Route, data: Body, size: int) -> Counted:
-    """The body of another route, told by its fields. Where they are of several, all of it is bounded."""
+    """The body of another route, recognised by its fields; where they fit several, all of it is bounded."""
     forms = [form for form, keys in _KEYS.items() if any(data.get(key) is not None for key in keys)]
     if len(forms) != 1:
         return await read_any(facts, route, data, size)

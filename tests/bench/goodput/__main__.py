@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from kvctl.sim.profiles import PROFILES, Profile
+from tests.bench import given
 from tests.bench.calibration import calibration, fitted, kept, tell_paces
 from tests.bench.goodput.bench import ALONE, CAPPED, POLICIES, Bench, Group, Record, Turn, resolve, saturation
 from tests.bench.goodput.report import best_limit, medians, standing, table
@@ -51,7 +52,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--cap", action="append", choices=CAPS, help="that callers send [both]")
     parser.add_argument("--seed", type=int, action="append", help="may be repeated [1, 2, 3]")
     parser.add_argument("--seconds", type=float, help=f"of arrivals [{USUAL_S:g}; quick: {QUICK_S:g}]")
-    parser.add_argument("--workload", default=BURSTS, help="bursts, or a trace file [bursts]")
+    parser.add_argument("--workload", type=_workload, default=BURSTS, help="bursts, or a trace file [bursts]")
     parser.add_argument(
         "--shared-prefix", type=int, default=0, metavar="N", help="tokens that all begin with"
     )
@@ -62,9 +63,15 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="twice saturation, one cap, one seed: minutes")
     parser.add_argument("--lock", type=Path, help="of a machine that is shared: held for minutes at a time")
     parser.add_argument("--keep", type=Path, metavar="FILE", help="what tests.bench.calibration --of reads")
-    parser.add_argument("--of", type=Path, metavar="FILE", help="runs that were kept, in place of new ones")
+    parser.add_argument(
+        "--of", type=given.file, metavar="FILE", help="runs that were kept, in place of new ones"
+    )
     parser.add_argument("-o", "--output", choices=("json", "table"), default="table")
     return parser.parse_args()
+
+
+def _workload(text: str) -> str:
+    return text if text == BURSTS else str(given.file(text))
 
 
 def measure(bench: Bench, base: Group) -> Profile:
