@@ -1,7 +1,7 @@
 """kvctl-admission: why requests are refused, and whether that is right."""
 
 from grafana.panels_waiting import SHADOW, TRUST, WAITING
-from grafana.queries import gauge, quantile, quantiles, rate
+from grafana.queries import gauge, nonzero, quantile, quantiles, rate
 from grafana.rules import Panel, Query, Row
 
 ADMISSION: tuple[Row, ...] = (
@@ -76,7 +76,7 @@ ADMISSION: tuple[Row, ...] = (
                 unit="percentunit",
                 width=8,
                 queries=(
-                    Query(expr="min by (instance, engine, term) (kvctl_pressure_ratio{})", legend="{{term}}"),
+                    gauge("kvctl_pressure_ratio", "{{term}}", by="instance, engine, term", function="min"),
                 ),
             ),
             Panel(
@@ -99,11 +99,9 @@ ADMISSION: tuple[Row, ...] = (
                 unit="short",
                 width=8,
                 queries=(
-                    Query(expr="sum by (instance, engine) (kvctl_held_tokens{})", legend="held"),
-                    Query(expr="sum by (instance, engine) (kvctl_claimed_tokens{})", legend="claimed"),
-                    Query(
-                        expr="sum by (instance, engine) (kvctl_unattributed_tokens{})", legend="unattributed"
-                    ),
+                    gauge("kvctl_held_tokens", "held"),
+                    gauge("kvctl_claimed_tokens", "claimed"),
+                    gauge("kvctl_unattributed_tokens", "unattributed"),
                     gauge("kvctl_shared_prefix_tokens", "shared beginnings"),
                 ),
             ),
@@ -141,9 +139,7 @@ ADMISSION: tuple[Row, ...] = (
                 width=12,
                 stacked=True,
                 empty="none ended",
-                queries=(
-                    Query(expr=rate("kvctl_leases_ended_total", "reason") + " > 0", legend="{{reason}}"),
-                ),
+                queries=(nonzero("kvctl_leases_ended_total", "reason"),),
             ),
             Panel(
                 title="Token counting by method",

@@ -26,9 +26,11 @@ ENGINE: tuple[Row, ...] = (
                 unit="percentunit",
                 width=12,
                 queries=(
-                    Query(
-                        expr="max by (instance, engine, rank) (kvctl_engine_kv_usage_ratio{})",
-                        legend="rank {{rank}}",
+                    gauge(
+                        "kvctl_engine_kv_usage_ratio",
+                        "rank {{rank}}",
+                        by="instance, engine, rank",
+                        function="max",
                     ),
                 ),
             ),
@@ -38,8 +40,8 @@ ENGINE: tuple[Row, ...] = (
                 unit="short",
                 width=12,
                 queries=(
-                    Query(expr="sum by (instance, engine) (kvctl_engine_running{})", legend="running"),
-                    Query(expr="sum by (instance, engine) (kvctl_engine_waiting{})", legend="waiting"),
+                    gauge("kvctl_engine_running", "running"),
+                    gauge("kvctl_engine_waiting", "waiting"),
                 ),
             ),
             Panel(
@@ -142,7 +144,7 @@ ENGINE: tuple[Row, ...] = (
                 unit="bytes",
                 width=8,
                 empty="no card",
-                queries=(Query(expr="min by (gpu) (kvctl_gpu_memory_free_bytes{})", legend="{{gpu}}"),),
+                queries=(gauge("kvctl_gpu_memory_free_bytes", "{{gpu}}", by="gpu", function="min"),),
             ),
             Panel(
                 title="Temperature",
@@ -150,7 +152,7 @@ ENGINE: tuple[Row, ...] = (
                 unit="celsius",
                 width=8,
                 empty="no card tells",
-                queries=(Query(expr="max by (gpu) (kvctl_gpu_temperature_celsius{})", legend="{{gpu}}"),),
+                queries=(gauge("kvctl_gpu_temperature_celsius", "{{gpu}}", by="gpu", function="max"),),
             ),
             Panel(
                 title="Throttled",

@@ -1,6 +1,6 @@
 """kvctl-overview: what on-call looks at first."""
 
-from grafana.queries import USED, gauge, quantile, quantiles, rate
+from grafana.queries import USED, gauge, nonzero, quantile, quantiles, rate
 from grafana.rules import Panel, Query, Row
 
 OVERVIEW: tuple[Row, ...] = (
@@ -15,12 +15,9 @@ OVERVIEW: tuple[Row, ...] = (
                 width=12,
                 height=10,
                 queries=(
-                    Query(expr="sum by (instance, engine) (kvctl_capacity_tokens{})", legend="capacity"),
-                    Query(expr="sum by (instance, engine) (kvctl_budget_tokens{})", legend="budget"),
-                    Query(
-                        expr="sum by (instance, engine) (kvctl_forecast_peak_tokens{})",
-                        legend="forecast peak",
-                    ),
+                    gauge("kvctl_capacity_tokens", "capacity"),
+                    gauge("kvctl_budget_tokens", "budget"),
+                    gauge("kvctl_forecast_peak_tokens", "forecast peak"),
                     Query(expr=USED, legend="measured usage"),
                 ),
             ),
@@ -32,7 +29,7 @@ OVERVIEW: tuple[Row, ...] = (
                 height=10,
                 stacked=True,
                 empty="none refused",
-                queries=(Query(expr=rate("kvctl_rejections_total", "reason") + " > 0", legend="{{reason}}"),),
+                queries=(nonzero("kvctl_rejections_total", "reason"),),
             ),
             Panel(
                 title="Retry-After",
@@ -50,9 +47,7 @@ OVERVIEW: tuple[Row, ...] = (
                 width=3,
                 height=5,
                 decimals=1,
-                queries=(
-                    Query(expr="max by (instance, engine) (kvctl_margin_ratio{})", legend="{{engine}}"),
-                ),
+                queries=(gauge("kvctl_margin_ratio", "{{engine}}", function="max"),),
             ),
             Panel(
                 title="Headroom",
@@ -62,9 +57,7 @@ OVERVIEW: tuple[Row, ...] = (
                 width=3,
                 height=5,
                 thresholds=((None, "red"), (0.0, "green")),
-                queries=(
-                    Query(expr="sum by (instance, engine) (kvctl_headroom_tokens{})", legend="{{engine}}"),
-                ),
+                queries=(gauge("kvctl_headroom_tokens", "{{engine}}"),),
             ),
             Panel(
                 title="Binding limit",
@@ -92,7 +85,7 @@ OVERVIEW: tuple[Row, ...] = (
                 width=8,
                 stacked=True,
                 empty="no request",
-                queries=(Query(expr=rate("kvctl_requests_total", "outcome") + " > 0", legend="{{outcome}}"),),
+                queries=(nonzero("kvctl_requests_total", "outcome"),),
             ),
             Panel(
                 title="Share refused",
@@ -113,7 +106,7 @@ OVERVIEW: tuple[Row, ...] = (
                 about="Requests admitted and not ended.",
                 unit="short",
                 width=8,
-                queries=(Query(expr="sum by (instance, engine) (kvctl_leases{})", legend="{{engine}}"),),
+                queries=(gauge("kvctl_leases", "{{engine}}"),),
             ),
             Panel(
                 title="In the queue",
@@ -141,7 +134,7 @@ OVERVIEW: tuple[Row, ...] = (
                 unit="cps",
                 width=8,
                 empty="none",
-                queries=(Query(expr=rate("kvctl_proxy_faults_total", "fault") + " > 0", legend="{{fault}}"),),
+                queries=(nonzero("kvctl_proxy_faults_total", "fault"),),
             ),
             Panel(
                 title="Time to first token",
@@ -188,9 +181,7 @@ OVERVIEW: tuple[Row, ...] = (
                 about="1 while the last reading of a source succeeded.",
                 unit="short",
                 width=6,
-                queries=(
-                    Query(expr="min by (instance, source) (kvctl_telemetry_up{})", legend="{{source}}"),
-                ),
+                queries=(gauge("kvctl_telemetry_up", "{{source}}", by="instance, source", function="min"),),
             ),
             Panel(
                 title="Overrides",
@@ -241,7 +232,7 @@ OVERVIEW: tuple[Row, ...] = (
                 width=4,
                 thresholds=((None, "red"), (1.0, "green")),
                 queries=(
-                    Query(expr="min by (instance) (kvctl_config_reload_success{})", legend="{{instance}}"),
+                    gauge("kvctl_config_reload_success", "{{instance}}", by="instance", function="min"),
                 ),
             ),
             Panel(
@@ -249,7 +240,7 @@ OVERVIEW: tuple[Row, ...] = (
                 about="Reloads that changed something, counted from 1 at the start: a step is a change.",
                 unit="short",
                 width=4,
-                queries=(Query(expr="max by (instance) (kvctl_config_revision{})", legend="{{instance}}"),),
+                queries=(gauge("kvctl_config_revision", "{{instance}}", by="instance", function="max"),),
             ),
             Panel(
                 title="Ticks that overran",
@@ -282,9 +273,8 @@ OVERVIEW: tuple[Row, ...] = (
                 kind="stat",
                 width=4,
                 queries=(
-                    Query(
-                        expr="max by (instance, version) (kvctl_build_info{})",
-                        legend="{{instance}} {{version}}",
+                    gauge(
+                        "kvctl_build_info", "{{instance}} {{version}}", by="instance, version", function="max"
                     ),
                 ),
             ),

@@ -1,6 +1,6 @@
 """Rows of kvctl-admission: who waits and for whom, whether the forecast and the counts are right, shadow."""
 
-from grafana.queries import gauge, quantiles, rate
+from grafana.queries import gauge, nonzero, quantiles, rate
 from grafana.rules import Panel, Query, Row
 
 _TENANT = "instance, engine, tenant"
@@ -31,7 +31,7 @@ WAITING = Row(
             width=6,
             stacked=True,
             empty="nobody waited",
-            queries=(Query(expr=rate("kvctl_queued_total", "reason") + " > 0", legend="{{reason}}"),),
+            queries=(nonzero("kvctl_queued_total", "reason"),),
         ),
         Panel(
             title="Bodies held",
@@ -143,9 +143,7 @@ SHADOW = Row(
             width=8,
             stacked=True,
             empty="none",
-            queries=(
-                Query(expr=rate("kvctl_shadow_rejections_total", "reason") + " > 0", legend="{{reason}}"),
-            ),
+            queries=(nonzero("kvctl_shadow_rejections_total", "reason"),),
         ),
         Panel(
             title="Let in, and enforced",

@@ -24,3 +24,8 @@ def quantiles(name: str) -> tuple[Query, ...]:
 def gauge(name: str, legend: str, *, by: str = "instance, engine", function: str = "sum") -> Query:
     """A gauge, aggregated."""
     return Query(expr=f"{function} by ({by}) ({name}{{}})", legend=legend)
+
+
+def nonzero(name: str, by: str) -> Query:
+    """A counter's rates by a label, those that are not zero, each under the label's value."""
+    return Query(expr=f"{rate(name, by)} > 0", legend=f"{{{{{by}}}}}")

@@ -10,7 +10,6 @@ tokenizer) end the daemon, at its start and with one sentence.
 """
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
@@ -48,7 +47,6 @@ from kvctl.metrics import CONTENT_TYPE, ConfigView, Metrics
 from kvctl.part_configs import decision_file, engine_settings, knob_defaults, proxy_config, route_names
 from kvctl.proxy.server import Proxy
 from kvctl.proxy_metrics import ProxyReports
-from kvctl.settings.errors import SettingsError
 from kvctl.settings.model import Settings
 from kvctl.systemd_notify import Notifier
 from kvctl.tokens.chain import ChainCounter
@@ -103,7 +101,6 @@ class Daemon:
         self._notify = Notifier()
         self._told_at = float("-inf")
         self._sentence = "starting"
-        self._reloads: set[asyncio.Task[None]] = set()
         self._recent = Recent(self._clock)
         self.admin: AdminApi | None = None
         self._pace = Pace()
@@ -253,18 +250,6 @@ class Daemon:
     def last_reload(self) -> LastReload:
         """How the settings stand."""
         return self._reloader.last
-
-    def hang_up(self) -> None:
-        """SIGHUP: reload, with the outcome in the log alone. One that has not begun reads for all."""
-        if len(self._reloads) > 1:
-            return
-        task = asyncio.get_running_loop().create_task(self._reload_unasked(), name="kvctl-reload")
-        self._reloads.add(task)
-        task.add_done_callback(self._reloads.discard)
-
-    async def _reload_unasked(self) -> None:
-        with contextlib.suppress(SettingsError):
-            await self.reload()
 
     def settings(self) -> Settings:
         """The settings in force, overrides not counted."""

@@ -5,7 +5,7 @@ import gc
 import logging
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import aiohttp
@@ -17,9 +17,10 @@ from kvctl.control.dialing import base_of, connector_to, trusting
 from kvctl.core.gate import Gate
 from kvctl.daemon import Daemon
 from kvctl.gpu.base import GpuSource
-from kvctl.gpu.sources import make_source
+from kvctl.gpu.nvml import make_source
 from kvctl.gpu.worker import Isolation
 from kvctl.part_configs import authorization, certificates_of, engine_settings
+from kvctl.settings.errors import SettingsError
 from kvctl.settings.model import Settings
 from kvctl.settings.surroundings import warnings
 from kvctl.tokens.chain import ChainCounter
@@ -31,17 +32,21 @@ log = logs.get("daemon")
 
 SWITCH_S = 0.0005  # after this a thread that counts a long prompt gives the loop its turn
 COLLECT_AFTER = (20_000, 20, 20)  # objects, and collections of a younger generation before one of the older
+SIGNALS = (signal.SIGHUP, signal.SIGTERM, signal.SIGINT)
 
 
 async def serve(
     settings: Settings,
     *,
     stop: asyncio.Event,
+    hurry: asyncio.Event | None = None,
     gpu_source: GpuSource | None = None,
     read: Callable[[], Settings] | None = None,
     gate: MakeGate = Gate,
 ) -> None:
-    """Run until ``stop`` is set. ``gpu_source`` stands in for those that the settings name.
+    """Run until ``stop`` is set; ``hurry`` cuts the drain that follows short.
+
+    ``gpu_source`` stands in for those that the settings name.
 
     ``read`` loads the settings again, at SIGHUP or when on-call asks for it. ``gate`` makes the gates.
 
@@ -59,9 +64,58 @@ async def serve(
             for name, one in each.items()
         }
         daemon = Daemon(settings, sources, counters, read, gate=gate, certificates=certificates)
+        if hurry is not None:
+            stack.push_async_callback(_cancelled, asyncio.create_task(_cut_short(hurry, daemon)))
+        hang_ups = HangUps(daemon.reload)
+        stack.push_async_callback(hang_ups.close)
         await stack.enter_async_context(daemon.running())
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, daemon.hang_up)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hang_ups.come)
         await stop.wait()
+
+
+class HangUps:
+    """SIGHUP: reload, with the outcome in the log alone. One that has not begun reads for all."""
+
+    def __init__(self, reload: Callable[[], Awaitable[object]]) -> None:
+        self._reload = reload
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    def come(self) -> None:
+        """One came; after the close none is heard."""
+        if self._closed or len(self._tasks) > 1:
+            return
+        task = asyncio.get_running_loop().create_task(self._run(), name="kvctl-reload")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """Listen no more, and leave no reload behind."""
+        self._closed = True
+        for task in (tasks := tuple(self._tasks)):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run(self) -> None:
+        try:
+            await self._reload()
+        except SettingsError:
+            pass  # it is in the log
+        except Exception:
+            log.exception("a reload failed by a defect of kvctl; the old settings stay")
+
+
+async def _cut_short(hurry: asyncio.Event, daemon: Daemon) -> None:
+    """End the drain once ``hurry`` is set; nothing is cancelled: what is to be written still is."""
+    await hurry.wait()
+    logs.event(log, logging.WARNING, "cut", "a second signal cuts the drain short")
+    daemon.proxy.hurry()
+
+
+async def _cancelled(task: "asyncio.Task[None]") -> None:
+    """Cancel ``task`` and wait for its end."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 @asynccontextmanager
@@ -105,10 +159,14 @@ def run(settings: Settings, read: Callable[[], Settings] | None = None) -> None:
     handler = logs.start(settings.log_level, settings.log_format)
     for sentence in warnings(settings):
         logs.event(log, logging.WARNING, "settings", sentence)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is somebody to reload for
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_run_until_signal(settings, read))
     finally:
+        for signum in SIGNALS:  # the loop is gone, and with it whoever listened
+            signal.signal(signum, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         logs.stop(handler)
 
 
@@ -124,17 +182,15 @@ def prepare_interpreter() -> None:
 
 
 async def _run_until_signal(settings: Settings, read: Callable[[], Settings] | None) -> None:
-    stop = asyncio.Event()
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    stop, hurry = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
 
     def signalled() -> None:
-        if stop.is_set() and task is not None:
-            task.cancel()
-        stop.set()
+        (hurry if stop.is_set() else stop).set()
 
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, signalled)
     try:
-        await serve(settings, stop=stop, read=read)
-    except asyncio.CancelledError:
-        logs.event(log, logging.WARNING, "cut", "a second signal cut the drain short")
+        await serve(settings, stop=stop, hurry=hurry, read=read)
+    finally:
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # the loop is closed next, which lets them kill

@@ -1,4 +1,4 @@
-"""One engine behind the daemon, with everything that is its own: beside the daemon, which alone makes it.
+"""One engine behind the daemon, with everything that belongs to it alone. Only the daemon makes it.
 
     its /metrics -> scraper --+
     its cards ----------------+-> gatekeeper -> gate -> commands -> metrics, logs
@@ -47,7 +47,7 @@ PLAN_TIMEOUT_S = 5.0  # the pool is asked for once: it may take longer than a po
 
 
 class Unit:
-    """One engine. ``settings`` are those of this engine: what it does not give itself, it inherits.
+    """One engine. ``settings`` are those of this engine, inherited ones included.
 
     Args:
         name: What the engine is called in metrics, logs and commands.
@@ -132,7 +132,7 @@ class Unit:
         return keeper
 
     def _rank_keeper(self) -> Gatekeeper:
-        """Of a further rank: what concerns the whole engine is told by the first one alone."""
+        """The keeper of a further rank; what concerns the whole engine the first one alone reports."""
         return self._gatekeeper([(_of_rank(observer), kinds) for observer, kinds in self._observers])
 
     def _pins(self) -> bool:
@@ -193,22 +193,22 @@ class Unit:
         self.ranks.handle(event)
 
     def reconfigure(self, settings: Settings, overridden: Mapping[Knob, Value]) -> None:
-        """Other settings are in force for it, with on-call's overrides over them."""
+        """Put other settings in force, with on-call's overrides applied."""
         self.settings, self._overridden = settings, overridden
         self._settle()
 
     def _settle(self) -> None:
-        """What the settings say of the engine as a whole is shared among its ranks."""
+        """Divide among its ranks what the settings say of the engine as a whole."""
         config = gate_config(with_overrides(self.settings, self._overridden), self.engine)
         share = max(config.fallback_budget_tokens // len(self.ranks.lanes), 1)
         self.handle(Reconfigured(replace(config, fallback_budget_tokens=share)))
 
     def serves(self, model: str) -> bool:
-        """Whether it serves a model of that name; "": whatever it serves."""
+        """Whether it serves a model of that name; "": any model."""
         return not model or not self.backend.known_models() or self.backend.serves(model)
 
     def outlook(self, shape: Shape, now: float) -> DecisionRecord:
-        """What its gate (of several, the best) would say to that shape now; nothing is charged."""
+        """What its gate (the best of several) would say to that shape now; nothing is charged."""
         gates = [keeper.gate for keeper in self.ranks.keepers]
         best, _ = choose([gate.offer(shape, now) for gate in gates], [0.0] * len(gates))
         gate = gates[best]
@@ -238,7 +238,7 @@ class Unit:
         return whole([keeper.gate.status(now) for keeper in self.ranks.keepers])
 
     def telemetry(self) -> SourceView:
-        """How the engine's metrics page is read."""
+        """The state of the readings of the engine's metrics page."""
         scraper = self.scraper
         return SourceView(
             up=scraper.fault is None and scraper.last_success_at is not None,
@@ -247,7 +247,7 @@ class Unit:
         )
 
     def readiness(self) -> tuple[bool, str]:
-        """Whether callers are served by it, and why or why not."""
+        """Whether it serves callers, and why or why not."""
         state = self.keeper.gate.state
         if self.draining:
             return False, "draining: nothing new is admitted"

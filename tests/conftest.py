@@ -4,12 +4,15 @@
   names a file, a folder, ``-n``, ``-m``, ``-s`` or ``--pdb`` gets one process; so does the live suite.
 * Tests marked ``slow`` (real Prometheus, HAProxy and Envoy over real time, long replays) are left out and
   counted in the summary, unless ``-m`` is given or their file is named. ``pytest -m slow`` runs them alone.
+* kvctl as a process of its own is started without its imports, see tests/warm.py.
 * Tests on an event loop have one whose clock stands still while the process does, see tests/steady.py.
 * Property tests draw the same few examples each time; ``--hypothesis-profile=thorough`` draws many, and
   others each time.
 """
 
+import gc
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,32 +21,45 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from tests import warm
 from tests.steady import SteadyLoop
 
 MOST_WORKERS = 4
 LEFT_OUT = "kvctl_slow_left_out"
 # first to last; a worker that draws one of these at the very end would keep the other waiting
 LONG = (
-    "test_tls.py",
-    "test_several_engines.py",
+    "test_churn.py",
     "test_demo.py",
+    "test_page.py",
+    "test_drills.py",
+    "test_several_engines.py",
+    "test_breaking.py",
+    "test_commands.py",
+    "test_tls.py",
+    "test_night_shift.py",
+    "test_doctor.py",
+    "test_background.py",
     "test_serve.py",
     "test_reload.py",
-    "test_doctor.py",
-    "test_breaking.py",
-    "test_replay_queue.py",
     "test_prometheus.py",
-    "test_page.py",
-    "test_commands.py",
+    "test_restart.py",
+    "test_drain_kept.py",
+    "test_page_several.py",
+    "test_replay_queue.py",
+    "test_between_words.py",
+    "test_real.py",
+    "test_garbage.py",
+    "test_through_the_daemon.py",
 )
 
 settings.register_profile("quick", max_examples=30, derandomize=True, deadline=None, database=None)
 settings.register_profile("thorough", max_examples=500, deadline=None)
 settings.load_profile("quick")
 
-# Some hundred daemons and commands are started: each would compile the whole package anew.
+# Some hundred daemons and commands are started: each would compile the whole package anew, and import it.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+subprocess.Popen = warm.Popen  # type: ignore[misc]
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -76,6 +92,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in set(slow)]
         config.hook.pytest_deselected(items=slow)
     _note(config, len(slow))
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays: the garbage collector need not look at it ever again."""
+    gc.collect()
+    gc.freeze()
 
 
 def _named(config: pytest.Config) -> set[Path]:

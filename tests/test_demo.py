@@ -25,6 +25,8 @@ from kvctl.sim.load import Call
 from kvctl.sim.score import score
 
 FIGURES = {"goodput_rps", "completed", "refused", "preemptions", "ttft_p50_s", "ttft_p99_s", "kv_usage_mean"}
+NEIGHBOUR = ("arrives", "gpu_memory")
+MOST_PLAYS, SPOILED_S = 5, 0.3
 
 
 def gate(budget: int, reason: str = "steady") -> dict[str, Any]:
@@ -142,24 +144,40 @@ def demo(*arguments: str) -> list[str]:
     return [sys.executable, "-c", "from kvctl.cli.main import main; main()", "demo", *arguments]
 
 
-def test_the_whole_demo_for_a_few_seconds() -> None:
+def play() -> tuple[dict[str, Any], str]:
+    """What the command says of six seconds, as JSON, and what it told meanwhile."""
     done = subprocess.run(
         demo("--seconds", "6", "-o", "json"), capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
-    policies = result["policies"]
-    assert set(policies) == {"none", "static", "forecast"}
-    for figures in policies.values():
-        assert set(figures) >= FIGURES
-        assert figures["completed"] > 0
-        assert figures["failed"] == 0
-    assert policies["none"]["refusals"] == 0
-    assert policies["static"]["refusals"] > 0
-    assert policies["forecast"]["kv_usage_mean"] > policies["static"]["kv_usage_mean"]
-    reasons = [one["reason"] for one in result["budget"]["events"]]
-    assert reasons.index("arrives") < reasons.index("gpu_memory")
-    assert "burst" in done.stderr
+    return json.loads(done.stdout), done.stderr
+
+
+def wrongs(result: dict[str, Any]) -> list[str]:
+    none, static, forecast = (result["policies"][name] for name in ("none", "static", "forecast"))
+    reasons = dict.fromkeys(one["reason"] for one in result["budget"]["events"])
+    told = {
+        "somebody is served": all(each["completed"] for each in (none, static, forecast)),
+        "nobody fails": not any(each["failed"] for each in (none, static, forecast)),
+        "without a gate all are let in": none["refusals"] == 0,
+        "worst cases refuse": static["refusals"] > 0,
+        "the forecast fills more of the pool": forecast["kv_usage_mean"] > static["kv_usage_mean"],
+        "a neighbour takes memory": [each for each in reasons if each in NEIGHBOUR] == list(NEIGHBOUR),
+    }
+    return [words for words, true in told.items() if not true]
+
+
+def test_the_whole_demo_for_a_few_seconds() -> None:
+    """Over real time: what the machine spoiled by standing still is played again."""
+    for _ in range(MOST_PLAYS):
+        result, told = play()
+        policies = result["policies"]
+        assert set(policies) == {"none", "static", "forecast"}
+        assert all(set(figures) >= FIGURES for figures in policies.values())
+        assert "burst" in told
+        if not wrongs(result) or max(each["engine_slipped_s"] for each in policies.values()) < SPOILED_S:
+            break
+    assert not wrongs(result), result
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import warm
 from tests.ports import free_port
 from tests.proxy.harness import (
     CHAT,
@@ -27,7 +28,7 @@ from tests.proxy.harness import (
     post,
 )
 
-MAIN = "from kvctl.cli.main import main; main()"
+MAIN = warm.MAIN
 PATIENCE_S = 120.0
 PAGE = (Path(__file__).parent / "conformance" / "pages" / "vllm-0.32-idle.prom").read_bytes()
 MODELS = b'{"data":[{"id":"tiny","owned_by":"vllm","max_model_len":8192}]}'
@@ -42,6 +43,7 @@ class Kvctl:
     admin_port: int
     log: Path
     manager: socket.socket
+    stopped: bool = False  # by the test
 
     async def client(self, port: int | None = None) -> Wire:
         return Wire(*await asyncio.open_connection("127.0.0.1", port or self.port, limit=1 << 22))
@@ -108,8 +110,8 @@ async def daemon(
     log, notify = folder / "log", folder / "notify"
 
     def limit() -> None:
-        if descriptors is not None:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors // 4, descriptors))
+        assert descriptors is not None
+        resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors // 4, descriptors))
 
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager, log.open("wb") as written:
         manager.bind(str(notify))
@@ -121,14 +123,15 @@ async def daemon(
             stderr=written,
             env=environment(folder, engine, **listen, **settings)
             | {"NOTIFY_SOCKET": str(notify), "WATCHDOG_USEC": "30000000"},
-            preexec_fn=limit,
+            preexec_fn=None if descriptors is None else limit,
         )
         it = Kvctl(process, *ports, log, manager)
         try:
             await until(lambda: process.returncode is not None or "listens on" in log.read_text())
             yield it
-            assert process.returncode is None, log.read_text()
-            process.terminate()
+            if not it.stopped:
+                assert process.returncode is None, log.read_text()
+                process.terminate()
             async with asyncio.timeout(PATIENCE_S):
                 assert await process.wait() == 0, log.read_text()
         finally:
@@ -224,6 +227,30 @@ async def test_sighup_changes_nothing_that_runs(tmp_path: Path) -> None:
         told = [line for line in written if "budget" not in line and "telemetry" not in line]
         assert len(told) <= 2, written
         assert it.process.returncode is None
+
+
+async def test_signals_never_kill(tmp_path: Path) -> None:
+    """However many come, and when: the last ones as the event loop is gone already."""
+    async with engine(asyncio.Event()) as url, daemon(tmp_path, url, DRAIN_TIMEOUT="1h") as it:
+        await until(lambda: any("engine starting -> up" in line for line in it.lines()))
+        wire = await it.client()
+        await wire.send(post(CHAT_STREAM))
+        await wire.reader.readuntil(event("a"))
+        rest = asyncio.create_task(wire.reader.readuntil(b"not complete"))
+        it.stopped = True
+        it.process.terminate()
+        await until(lambda: any("stopping: 1 request" in line for line in it.lines()))
+        while it.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                it.process.terminate()
+                it.process.send_signal(signal.SIGHUP)
+            await asyncio.sleep(0)
+        assert b"shutting down" in await rest
+        written = it.log.read_text()
+        assert "a second signal cuts the drain short" in written
+        assert "Traceback" not in written
+        assert "never" not in written
+        wire.close()
 
 
 async def test_descriptors_run_out_and_come_back(tmp_path: Path) -> None:

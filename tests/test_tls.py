@@ -147,7 +147,7 @@ async def test_an_engine_must_prove_its_name(
                 await until_scraped(it)
                 assert (await it.post()).startswith(b"HTTP/1.1 200 OK")
             else:
-                await until(lambda: "certificate is not believed" in it.log.read_text())
+                await until(lambda: "certificate is not trusted" in it.log.read_text())
                 assert (await it.post()).startswith(b"HTTP/1.1 503")
     del authority
 

@@ -1,11 +1,12 @@
 """kvctl as a process of its own, started without its imports.
 
-They cost half a second of CPU each time, and the tests start some three hundred daemons and commands. Here one
-process for each process of pytest has them behind it; where a test starts kvctl or its simulated engine in a
-usual way, a fork of that one goes on with the arguments, environment, folder and standard streams that the
-test gave. It is a child of the test's process like any other: its parent dies at once, and the kernel gives
-it to who stands in for the first of all processes. What is started in any other way (kvctl's own children, a
-``preexec_fn``, other descriptors, another Python environment) is started as ever.
+They cost half a second of CPU each time, and the tests start some three hundred daemons and commands. Here
+one process for each process of pytest has them behind it; where a test starts kvctl or its simulated engine
+in a usual way, a fork of that one goes on with the arguments, environment, folder and standard streams that
+the test gave. It is a child of the test's process like any other: the fork is made by a process that dies at
+once, and the kernel gives the orphan to the nearest ancestor that wants it. What is started in another way is
+started as ever: kvctl's own children, a ``preexec_fn``, more descriptors, an environment that a program
+looks at when it starts and never again.
 """
 
 import ctypes
@@ -23,15 +24,17 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 MAIN = "from kvctl.cli.main import main; main()"  # what the console script does
-MODULES = ("kvctl.sim", "kvctl.cli.demo_daemon")  # that are run with -m
+MODULES = ("kvctl", "kvctl.sim", "kvctl.cli.demo_daemon")  # that are run with -m
 _ROOT = Path(__file__).parents[1]
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 _SIZE = struct.Struct("<Q")
 _EXECUTE = inspect.signature(subprocess.Popen._execute_child)  # type: ignore[attr-defined]
+_AT_START = ("PYTHON", "LC_", "LANG", "LD_", "MALLOC_", "GLIBC_", "SSL_", "OPENSSL_")
 _PLAIN = {"preexec_fn": None, "pass_fds": (), "shell": False, "start_new_session": False, "executable": None}
 
 
@@ -61,23 +64,27 @@ def _usual(asked: Mapping[str, Any], env: Mapping[str, str]) -> bool:
     if any(asked.get(name, usual) != usual for name, usual in _PLAIN.items()):
         return False
     way = tuple(words[1:3])
-    return (way == ("-c", MAIN) or way in {("-m", name) for name in MODULES}) and _of_python(
+    return (way == ("-c", MAIN) or way in {("-m", name) for name in MODULES}) and _at_start(
         env
     ) == _nursery.env
 
 
-def _of_python(env: Mapping[str, str]) -> dict[str, str]:
-    """What the interpreter looks at when it starts."""
-    return {key: text for key, text in env.items() if key.startswith(("PYTHON", "LC_", "LANG"))}
+def _at_start(env: Mapping[str, str]) -> dict[str, str]:
+    """What the interpreter and its libraries look at when they start, and never again."""
+    return {key: text for key, text in env.items() if key.startswith(_AT_START)}
 
 
 class _Nursery:
     """The process that has everything imported, from the first time that it is wanted."""
 
     def __init__(self) -> None:
-        self.env = _of_python(os.environ)
         self._wire: socket.socket | None = None
         self._one_at_a_time = threading.Lock()
+
+    @cached_property
+    def env(self) -> dict[str, str]:
+        """What it looked at when it started."""
+        return _at_start(os.environ)
 
     def start(self, words: list[str], env: dict[str, str], folder: str, streams: list[int]) -> int:
         """The number of a new process, a child of this one."""
@@ -184,7 +191,7 @@ def _become(env: dict[str, str], folder: str, streams: list[int]) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         old = getattr(sys, name)
-        made = open(  # noqa: PTH123, SIM115 - a descriptor, for as long as the process lives
+        made = open(  # noqa: SIM115 - a descriptor, for as long as the process lives
             number,
             old.mode,
             encoding=old.encoding,

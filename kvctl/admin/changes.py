@@ -169,9 +169,8 @@ class Changes:
         seconds, reason = body["for_s"], body.get("reason")
         known = isinstance(seconds, int | float) and not isinstance(seconds, bool)
         if not known or not 0 <= seconds <= RELEASE_MAX_S:
-            raise ApiError(
-                422, "bad_value", f"for_s = {seconds!r} is not a number of seconds up to {RELEASE_MAX_S:g}"
-            )
+            most = f"cards are let go of for {RELEASE_MAX_S:g} s (1 h) at most"
+            raise ApiError(422, "bad_value", f"for_s = {seconds!r}: {most}")
         who = await self._callers.of(request)
         await self._port.release_cards(float(seconds))
         told = {} if reason is None else {"reason": str(reason)}

@@ -10,6 +10,9 @@ from typing import Any
 from kvctl.admin.wire import Exchange, WireError
 
 TIMEOUT_S = 10.0
+_HANGS = "the daemon hangs or is very busy: a longer --timeout, else systemctl status kvctl"
+_UNKNOWN = "whether it was done is not known (kvctl status, kvctl overrides)"
+_MEANS = {"GET": _HANGS, **dict.fromkeys(("PUT", "POST", "DELETE"), f"{_UNKNOWN}; {_HANGS}")}
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -95,7 +98,9 @@ class AdminClient:
             with Exchange(self._path, self._timeout, method, route, body=payload, headers=headers) as answer:
                 yield answer
         except TimeoutError:
-            raise TimedOutError(f"{self._path}: no answer within {self._timeout:g} s") from None
+            raise TimedOutError(
+                f"{self._path}: no answer within {self._timeout:g} s; {_MEANS[method]}"
+            ) from None
         except (WireError, ValueError) as error:  # JSON that is none is a ValueError
             raise ClientError(f"{self._path}: this is no kvctl ({type(error).__name__})") from None
         except OSError as error:

@@ -16,7 +16,7 @@ from kvctl.tokens.base import CountingStatus
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardDetails:
-    """What is known around the cards. ``released_s``: how long the driver is let go of; None: it is not."""
+    """What is known of the cards. ``released_s``: for how long the driver stays released; None: it is not."""
 
     processes: Mapping[str, tuple[CardProcess, ...]] = field(default_factory=dict)  # by card
     engines: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by engine, cards that count as its
@@ -82,7 +82,7 @@ class AdminPort(Protocol):
         ...
 
     async def release_cards(self, seconds: float) -> None:
-        """Let go of the cards' driver for so long; 0: take hold of it again."""
+        """Release the cards' driver for ``seconds``; 0: open it again."""
         ...
 
     def outlook(self, shape: Shape) -> Mapping[str, DecisionRecord]:

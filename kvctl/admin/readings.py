@@ -25,7 +25,7 @@ MOST_TOKENS = 10**9
 
 
 class Readings:
-    """Documents of the moment."""
+    """Handlers that answer with documents of the current state."""
 
     def __init__(self, port: AdminPort, desk: Desk, journal: Journal, levels: LogLevels, pace: Pace) -> None:
         self._port = port
@@ -58,7 +58,7 @@ class Readings:
     async def _of_now(
         self, request: web.Request, make: Callable[[DaemonStatus], documents.Document]
     ) -> web.Response:
-        """A document of the state of now. All who wait for the same document get the same one."""
+        """A document of the current state; all who wait for the same document get the same one."""
         body = await self._state.body(
             request.path, lambda status: decision_documents.encoded(make(status)), request[ASKED_AT]
         )

@@ -24,7 +24,7 @@ class Reloader:
     """The owner of the settings in force."""
 
     def __init__(self, settings: Settings, read: Read | None, apply: Callable[[Settings], None]) -> None:
-        """``read`` loads them as the start did (None: they came from nowhere that could be read again)."""
+        """``read`` loads them as the start did (None: they came from no place that can be read again)."""
         self.settings = settings
         self.last = LastReload()
         self._read = read

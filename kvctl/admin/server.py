@@ -34,7 +34,7 @@ class AdminApi:
         self._changes = Changes(port, desk, journal, self.levels, callers=self._callers, pace=pace)
 
     def close(self) -> None:
-        """Let threads and timers go."""
+        """End threads and timers."""
         self._callers.close()
         self.levels.close()
 
@@ -103,7 +103,7 @@ class AdminServer:
         await self._served.start(self._listener.socket)
 
     async def close(self) -> None:
-        """Stop serving and give the path away."""
+        """Stop serving and release the path."""
         await self._served.close()
         self._listener.close()
         self._api.close()

@@ -1,4 +1,4 @@
-"""Applications on listening sockets: connections that are only held are closed, strangers are one line."""
+"""Applications on listening sockets: idle connections are closed, malformed requests cost one log line."""
 
 import asyncio
 import logging
@@ -19,10 +19,10 @@ _WAITING = 128  # callers that the kernel keeps until they are accepted
 
 
 class _Strangers(logging.Filter):
-    """What is no HTTP is its sender's fault: one line, without a traceback and without what was sent."""
+    """Malformed HTTP is its sender's fault: one line, without a traceback and without what was sent."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Let all pass, this kind in other words."""
+        """Let every record pass; reword this kind."""
         error = record.exc_info[1] if record.exc_info else None
         if isinstance(error, http_exceptions.HttpProcessingError):
             record.levelno, record.levelname = logging.WARNING, "WARNING"
@@ -32,7 +32,7 @@ class _Strangers(logging.Filter):
 
 
 class Connection(web.RequestHandler):
-    """One caller's connection; closed after ``SILENCE_S`` without a word, whatever it was about to say.
+    """One caller's connection; closed after ``SILENCE_S`` of silence, even in the middle of a request.
 
     A connection that is only held takes a descriptor from the data port. One that listens to a stream is
     silent by nature: ``listens`` takes it out, and whoever serves the stream answers for its end.
@@ -64,7 +64,7 @@ class Connection(web.RequestHandler):
         self._house.came(self)
 
     def data_received(self, data: bytes) -> None:
-        """It says something."""
+        """Bytes came from the caller."""
         self.heard_at = asyncio.get_running_loop().time()
         super().data_received(data)
 
@@ -92,7 +92,7 @@ class Connection(web.RequestHandler):
             self._flush(None)
 
     def _flush(self, before: int | None) -> None:
-        """Closing waits for what was written to leave: for ever where its caller takes nothing."""
+        """Abort a close that makes no progress: it waits for written bytes that the caller may never take."""
         unsent = 0 if self._wire is None else self._wire.get_write_buffer_size()
         if before is not None and unsent >= before:
             self.cut()
@@ -125,7 +125,7 @@ class Served:
         sock.listen(_WAITING)  # asyncio has one number for both
 
     def came(self, newcomer: Connection) -> None:
-        """One too many: who was silent for longest has to go; where all are being answered, the newcomer."""
+        """If there are too many, close the one silent longest, or the newcomer if all are answered."""
         self._connections.add(newcomer)
         if len(self._connections) > self.most:
             idle = [each for each in self._connections if each.idle and each is not newcomer]

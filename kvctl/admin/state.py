@@ -1,4 +1,4 @@
-"""The overrides that outlive a crash: a JSON document of the state directory.
+"""Overrides that survive a crash: a JSON document in the state directory.
 
 Everything here blocks; callers run it in a thread.
 """
@@ -49,7 +49,7 @@ class StateFile:
         sync_folder(self.path.parent)
 
     def put_away(self) -> str:
-        """Keep a document that nobody could read under another name, for people; where, in words."""
+        """Keep an unreadable document under another name; returns where, in words."""
         aside = self.path.with_name(f"{self.path.name}.refused-{int(time.time())}")
         with contextlib.suppress(OSError):
             return f"as {self.path.rename(aside)}"
@@ -57,7 +57,7 @@ class StateFile:
 
 
 class OwnedFolder:
-    """The state directory as this process's own: two daemons would overwrite each other's overrides.
+    """Holds the state directory for this process alone: two daemons would overwrite each other's overrides.
 
     The lock goes with its process, however that ended. A folder that cannot be written needs none.
     """
@@ -81,7 +81,7 @@ class OwnedFolder:
         self._handle = handle
 
     def close(self) -> None:
-        """Let go of it."""
+        """Release it."""
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None

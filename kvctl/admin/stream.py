@@ -59,7 +59,7 @@ async def _serve(request: web.Request, response: web.StreamResponse, listener: L
 
 
 async def _written(request: web.Request, response: web.StreamResponse, lines: bytes) -> bool:
-    """Whether the reader took it; who does not is dropped."""
+    """Whether the reader took the lines; one that does not is dropped."""
     try:
         async with asyncio.timeout(SLOW_S):
             await response.write(lines)

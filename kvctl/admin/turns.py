@@ -1,4 +1,4 @@
-"""Handlers that go in turns: every step of a coroutine is made when ``Pace`` says so, and is paid for."""
+"""Handlers that take turns: every step of a coroutine runs when ``Pace`` allows it, and is accounted for."""
 
 import asyncio
 import time
@@ -19,7 +19,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def in_turns(pace: Pace) -> Any:
-    """The outermost middleware of an application: from it to the answer's last byte all goes in turns."""
+    """The outermost middleware of an application: from here to the answer's last byte all takes turns."""
 
     @web.middleware
     async def in_turn(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -40,7 +40,7 @@ class InTurns(Awaitable[T]):
         self._work = work
 
     def __await__(self) -> Generator[Any, Any, T]:
-        """Run it to its end. A cancellation is handed on at once: cleaning up is no work."""
+        """Run it to its end. A cancellation is passed on at once: cleaning up needs no turn."""
         make: Callable[[Any], Any] = self._work.send
         given: object = None
         try:
@@ -71,7 +71,7 @@ def _line_of(request: web.Request) -> Line:
 
 
 async def _answered(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """An answer, sent: that is work too. Nothing is made for a caller who left meanwhile."""
+    """Send an answer, which is work too; nothing is done for a caller who has left."""
     if request.transport is None or request.transport.is_closing():
         return web.Response(status=503)
     response = await handler(request)

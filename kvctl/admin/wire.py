@@ -15,7 +15,7 @@ HEADERS_MAX = 100
 
 
 class WireError(Exception):
-    """Whoever answers there does not speak HTTP, or broke off."""
+    """The other side does not speak HTTP, or broke off."""
 
 
 class Exchange:
@@ -77,7 +77,7 @@ class Exchange:
         return line
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         if self._file is not None:
             self._file.close()
         self._socket.close()

@@ -56,7 +56,7 @@ output_option = click.option(
 )
 config_option = click.option(
     "--config",
-    type=click.Path(path_type=Path),
+    type=click.Path(path_type=Path, readable=False),  # one that cannot be read is the settings' to tell
     help="Settings file. [KVCTL_CONFIG, else /etc/kvctl/kvctl.toml where there is one]",
 )
 
@@ -133,9 +133,21 @@ def daemon(socket: Path | None, timeout: float) -> Iterator[AdminClient]:
     try:
         yield AdminClient(socket or usual_socket(), timeout)
     except ClientError as error:
-        raise CommandError(str(error), _EXIT.get(type(error), FAILED)) from None
+        lost = isinstance(error, UnreachableError) and socket is None
+        told = [str(error), *(_settings_file_fault() if lost else ())]
+        raise CommandError("\n".join(told), _EXIT.get(type(error), FAILED)) from None
     except KeyboardInterrupt:
         raise SystemExit(0) from None
+
+
+def _settings_file_fault() -> Iterator[str]:
+    """Why the file, which may name another socket, was of no use."""
+    if os.environ.get(SOCKET_VARIABLE):
+        return
+    from kvctl.settings.usual import faults_of_file  # noqa: PLC0415 - most calls need none of it
+
+    for fault in faults_of_file(os.environ):
+        yield f"{fault}\nso an admin_socket that it may set is not known here; name it with --socket"
 
 
 def usual_socket() -> Path:
@@ -231,6 +243,11 @@ def count(value: float | None) -> str:
     return "?" if value is None else f"{round(value):,}"
 
 
+def gib(amount: int | None) -> str:
+    """Bytes of a card's memory; what is not known is a question mark."""
+    return "?" if amount is None else f"{amount / 2**30:.1f} GiB"
+
+
 def percent(value: float | None) -> str:
     """A share of one."""
     return "?" if value is None else f"{value * 100:.4g}%"
@@ -238,7 +255,9 @@ def percent(value: float | None) -> str:
 
 def brief(seconds: float) -> str:
     """A time that may be shorter than a second, as waits and answers are."""
-    return f"{seconds:.2f} s" if 0.0 < seconds < 1.0 else f"{seconds:.1f} s" if seconds < 10.0 else span(seconds)
+    if seconds >= 10.0:
+        return span(seconds)
+    return f"{seconds:.2f} s" if 0.0 < seconds < 1.0 else f"{seconds:.1f} s"
 
 
 def span(seconds: float) -> str:

@@ -1,6 +1,6 @@
-"""``python -m kvctl.cli.demo_daemon``: the real daemon, but for its card, which is a file.
+"""``python -m kvctl.cli.demo_daemon``: the real daemon, except that its card is a file.
 
-``kvctl serve`` takes no simulated card: nobody should run one in front of a real engine by mistake.
+``kvctl serve`` takes no simulated card: nobody should use one in front of a real engine by mistake.
 """
 
 import os

@@ -1,8 +1,8 @@
-"""The demo's play: one load on all lanes at once, the neighbour's visit, and what was seen meanwhile.
+"""The demo's play: one load on all lanes at once, the neighbour's visit, and what was observed.
 
 All lanes run side by side in real time on the same arrivals; nothing is accelerated. ``slipped_s`` of a lane
-tells how much of its engine's time a busy machine has eaten: where that is more than little, the figures are
-the machine's and not the policy's.
+tells how much of its engine's time a busy machine has taken: where that is not small, the figures are the
+machine's and not the policy's.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ class EngineReading:
 
 @dataclass(frozen=True, slots=True)
 class BudgetEvent:
-    """The budget went from one value to another, for a reason of kvctl's."""
+    """A change of the budget, with kvctl's reason for it."""
 
     t_s: float
     before: int
@@ -133,7 +133,7 @@ async def play(stage: Stage, calls: Sequence[Call], seconds: float, seed: int, s
 
 
 async def _until(seconds: float, tasks: list[asyncio.Task[None]]) -> None:
-    """Let the tasks run for so long, then cancel what is left. Raises what any of them raised."""
+    """Let the tasks run for ``seconds``, then cancel what is left. Raises what any of them raised."""
     try:
         done, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
         for task in done:
@@ -151,7 +151,7 @@ def _http_session() -> aiohttp.ClientSession:
 
 
 async def _arrivals(run: LaneRun, calls: Sequence[Call], caller: Caller, clock: Callable[[], float]) -> None:
-    """Start every call at its time, whatever became of those before; cancelled, all of them leave."""
+    """Start every call at its time, whatever became of earlier ones; when cancelled, all of them leave."""
     async with asyncio.TaskGroup() as group:
         for call in calls:
             await asyncio.sleep(max(0.0, call.at_s - clock()))
@@ -179,7 +179,7 @@ async def _shower(the_play: Play, show: Show, clock: Callable[[], float]) -> Non
 
 
 async def _every(seconds: float) -> AsyncIterator[None]:
-    """A beat that does not drift; beats that were missed are left out."""
+    """A beat that does not drift; missed beats are skipped."""
     loop = asyncio.get_running_loop()
     due = loop.time()
     while True:

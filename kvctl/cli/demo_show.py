@@ -1,4 +1,4 @@
-"""Sets the demo's stage, lets the play run before a view, and prints what came of it."""
+"""Sets the demo's stage, shows the play while it runs, and prints its result."""
 
 import asyncio
 import contextlib
@@ -25,11 +25,11 @@ POLICIES = (Policy.NONE, Policy.STATIC, Policy.FORECAST)
 
 
 class DemoError(RuntimeError):
-    """The demo could not be given."""
+    """The demo could not be run."""
 
 
 def present(seconds: float, seed: int, *, as_json: bool, picture: Path | None = None) -> None:
-    """Give the demo; its result goes to standard output, all else to standard error.
+    """Run the demo; its result goes to standard output, everything else to standard error.
 
     Raises DemoError if a part does not start, click.Abort if a signal ends it.
     """

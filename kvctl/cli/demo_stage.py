@@ -30,7 +30,7 @@ NEIGHBOUR_BYTES = int(5.4 * GIB)
 """Leaves 0.6 GiB free, well under the guard of 1 GiB."""
 
 LISTEN_PORTS = range(20000, 32000)
-"""Below what Linux gives to outgoing connections, which could take a port between its choice and its use."""
+"""Below the ports that Linux gives to outgoing connections, which could take one between choice and use."""
 
 GPU_POLL_S = 1.0
 START_TIMEOUT_S = 120.0
@@ -176,7 +176,7 @@ async def _wait_until_up(lane: Lane) -> None:
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:
-    """TERM, and KILL for what does not go."""
+    """Send TERM, and KILL if it does not end."""
     if process.returncode is not None:
         return
     with contextlib.suppress(ProcessLookupError):

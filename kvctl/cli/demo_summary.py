@@ -1,4 +1,4 @@
-"""What the demo ends with: figures by policy as JSON or as a table, and one sentence each."""
+"""The demo's result: figures by policy as JSON or as a table, and one sentence each."""
 
 from typing import Any
 

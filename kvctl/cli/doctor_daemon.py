@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from kvctl.admin.client import AdminClient, ClientError, RefusedError, UnreachableError
+from kvctl.admin.client import AdminClient, ClientError, DeniedError, RefusedError, UnreachableError
 from kvctl.cli.common import SOCKET_VARIABLE, usual_socket
 from kvctl.cli.doctor_findings import Finding, failed, passed, warned
 from kvctl.cli.reload import PENDING
@@ -29,8 +29,15 @@ def running(client: AdminClient, settings: Settings) -> list[Finding]:
         remedy = "systemctl start kvctl, or kvctl serve"
         return [warned("daemon", f"does not run, or elsewhere ({error})", remedy)]
     except ClientError as error:
-        return [warned("daemon", str(error), "see systemctl status kvctl; its socket's group may use it")]
+        return [_mute(error)]
     return [_running(status, settings), *_in_force(client)]
+
+
+def _mute(error: ClientError) -> Finding:
+    """It is there, and does not answer this user, or nobody."""
+    denied = isinstance(error, DeniedError)
+    remedy = "sudo, or join the group" if denied else "see its log; restart it if it hangs"
+    return warned("daemon", str(error), remedy)
 
 
 def whose_settings(
@@ -43,7 +50,7 @@ def whose_settings(
     except UnreachableError:
         return []
     except ClientError as error:
-        return [warned("daemon", str(error), "see systemctl status kvctl; its socket's group may use it")]
+        return [_mute(error)]
     except (KeyError, TypeError):
         given = "?"
     where = "" if path == usual_socket() else f" --socket {shlex.quote(str(path))}"

@@ -9,7 +9,7 @@ from kvctl.cli.card_remedies import CARD_REMEDIES
 from kvctl.cli.doctor_findings import Finding, failed, passed, warned
 from kvctl.core.telemetry import GpuSample
 from kvctl.gpu.base import GpuReading
-from kvctl.gpu.sources import make_source
+from kvctl.gpu.nvml import make_source
 from kvctl.settings.model import Settings
 from kvctl.settings.surroundings import warnings
 

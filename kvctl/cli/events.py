@@ -6,14 +6,16 @@ from typing import Any
 
 import click
 
-from kvctl.cli.common import FAILED, CommandError, daemon, emit, paint, talks_to_daemon
+from kvctl.cli.common import FAILED, CommandError, count, daemon, emit, paint, talks_to_daemon
 from kvctl.cli.terminal import shown
 
 _SILENCE_S = 60.0  # the daemon says something every 10 s; more silence is a daemon that hangs
 
 
 @click.command()
-@click.option("-f", "--follow", is_flag=True, help="Go on until Ctrl-C; else the last decisions are all.")
+@click.option(
+    "-f", "--follow", is_flag=True, help="Go on until Ctrl-C, instead of only showing the last decisions."
+)
 @click.option("--types", default="", help="Only these: decision,end,budget,state,override,... [all]")
 @click.option("-n", "--lines", "most", type=click.IntRange(0, 10_000), default=20, show_default=True)
 @click.option("-o", "--output", type=click.Choice(["table", "jsonl"]), default="table", show_default=True)
@@ -59,7 +61,7 @@ def line(happening: Mapping[str, Any]) -> str:
 def _decision(it: Mapping[str, Any]) -> str:
     size = f"{it['prompt_tokens']:,}+{'?' if it['allowed_output'] is None else it['allowed_output']} tokens"
     if it["reason"] is None:
-        return f"{paint('admit ', fg='green')}  {it['id']}  {size}  leaves {_n(it['headroom_tokens'])}"
+        return f"{paint('admit ', fg='green')}  {it['id']}  {size}  leaves {count(it['headroom_tokens'])}"
     word = "shadow" if it["shadow"] else "refuse"
     later = "" if it["retry_after_s"] is None else f"  retry after {it['retry_after_s']:g} s"
     return f"{paint(word, fg='red')}  {it['id']}  {size}  {it['reason']}{later}"
@@ -82,10 +84,6 @@ def _change(it: Mapping[str, Any]) -> str:
 
 def _other(it: Mapping[str, Any]) -> str:
     return f"{it['type']}  " + "  ".join(f"{k}={v}" for k, v in it.items() if k not in ("type", "time"))
-
-
-def _n(amount: int | None) -> str:
-    return "?" if amount is None else f"{amount:,}"
 
 
 _WORDS = {

@@ -1,4 +1,4 @@
-"""``kvctl gpu``: the cards as the daemon reads them, and letting go of them for a while."""
+"""``kvctl gpu``: the cards as the daemon reads them, and how to release them for a while."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -11,6 +11,7 @@ from kvctl.cli.common import (
     answer,
     daemon,
     for_option,
+    gib,
     look,
     looks_at_daemon,
     output_option,
@@ -30,7 +31,7 @@ def gpu() -> None:
 @gpu.command("list")
 @looks_at_daemon
 def list_cards(**asked: Any) -> None:
-    """Cards, whose they are, and what the driver says of them."""
+    """The cards, the engines that use them, and what the driver says of them."""
     look("/v1/gpus", _lines, **asked)
 
 
@@ -40,10 +41,10 @@ def list_cards(**asked: Any) -> None:
 @output_option
 @talks_to_daemon
 def release(*, ttl: float, reason: str, output: str, socket: Path | None, timeout: float) -> None:
-    """Let go of the driver, so that cards can be reset or partitioned, or the driver unloaded.
+    """Release the driver, so that cards can be reset or partitioned, or the driver unloaded.
 
-    Traffic goes on, on the engines' own telemetry. When this returns, kvctl holds no handle; it takes hold
-    again by itself when the time is over, or at kvctl gpu acquire.
+    Traffic goes on, on the engines' own telemetry. When this returns, kvctl holds no handle; it opens the
+    driver again by itself when the time is over, or at kvctl gpu acquire.
 
     Example: kvctl gpu release --for 10m --reason "MIG layout"
     """
@@ -54,7 +55,7 @@ def release(*, ttl: float, reason: str, output: str, socket: Path | None, timeou
 @output_option
 @talks_to_daemon
 def acquire(*, output: str, socket: Path | None, timeout: float) -> None:
-    """Read the cards again before the time of a release is over."""
+    """Read the cards again, before the time of a release is over."""
     _asked(0.0, "", output, socket, timeout)
 
 
@@ -73,7 +74,7 @@ def _lines(document: Document) -> Iterator[str]:
     if document["driver"] is not None:
         yield f"driver {document['driver']}"
     if document["released_s"] is not None:
-        yield f"let go of for up to {span(document['released_s'])}: kvctl gpu acquire ends that"
+        yield f"released for up to {span(document['released_s'])}; kvctl gpu acquire ends that"
     elif document["gpu_fault"] is not None:
         yield no_reading(document["gpu_fault"])
     elif not document["gpus"]:
@@ -84,7 +85,7 @@ def _row(card: Document) -> Mapping[str, str]:
     return {
         "GPU": "?" if card["index"] is None else str(card["index"]),
         "UUID": card["uuid"],
-        "FREE": "?" if card["free_bytes"] is None else f"{card['free_bytes'] / 2**30:.1f} GiB",
+        "FREE": gib(card["free_bytes"]),
         "TEMP": "?" if card["temperature_c"] is None else f"{card['temperature_c']:.0f} C",
         "CLOCKS": _clocks(card["throttle_reasons"]),
         "EVENTS": card["absent"].get("events", "yes"),
@@ -99,7 +100,7 @@ def _clocks(reasons: list[str] | None) -> str:
 
 
 def _processes(card: Document) -> str:
-    """How many; what each holds is in the JSON form."""
+    """The number of processes; the JSON form has what each holds."""
     if card["processes"] is None:
         return str(card["absent"].get("processes", "?"))
     return str(len(card["processes"]))

@@ -1,6 +1,7 @@
-"""``kvctl install-units``: what lies outside the package is put where systemd and others look for it.
+"""``kvctl install-units``: puts units, rules and dashboards where systemd and others look for them.
 
-What an administrator writes (settings, drop-ins) is kept; all else is the package's, and replaced.
+What an administrator writes (settings, drop-ins) is kept; everything else belongs to the package and is
+replaced.
 """
 
 import os
@@ -24,7 +25,7 @@ _SHARE = "usr/share/kvctl"
 _DOC = "usr/share/doc/kvctl"
 _PROVISIONING = f"{_SHARE}/grafana/provisioning/dashboards.yml"
 
-# folder of the source, files in it, and where they go: a folder where there is a pattern
+# source folder, file or pattern in it, target file or (for a pattern) folder
 _PLACES: tuple[tuple[str, str, str], ...] = (
     ("systemd", "kvctl.service", f"{_UNITS}/kvctl.service"),
     ("systemd", "kvctl@.service", f"{_UNITS}/kvctl@.service"),
@@ -47,7 +48,7 @@ _PLAIN = 0o644
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """One file: what is to be in it, and where, below the prefix."""
+    """One file: its content, and its place below the prefix."""
 
     place: str
     text: str
@@ -59,7 +60,7 @@ class File:
 
 
 @click.command("install-units")
-@click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
 @click.option(
     "--prefix",
     type=click.Path(path_type=Path, file_okay=False),
@@ -75,7 +76,7 @@ class File:
     help="URL of the folder of runbooks that the alerts link to.",
 )
 def install_units(*, dry_run: bool, prefix: Path, program: Path | None, runbooks: str) -> None:
-    """Put units, user, folders, dashboards, rules, runbooks and an example configuration in place.
+    """Install units, user, folders, dashboards, rules, runbooks and an example configuration.
 
     Nothing is started, and /etc/kvctl/kvctl.toml is left alone where there is one.
 
@@ -95,7 +96,7 @@ def install_units(*, dry_run: bool, prefix: Path, program: Path | None, runbooks
 
 
 def _this_program() -> Path:
-    """The kvctl of this environment, not a link to it that may go away."""
+    """The kvctl of this environment itself, not a link to it that may disappear."""
     beside = Path(sys.executable).parent / "kvctl"
     found = beside if beside.exists() else Path(shutil.which("kvctl") or PROGRAM_OF_UNITS)
     return found.absolute()
@@ -119,7 +120,7 @@ def _source(folder: str) -> Path:
 
 
 def _do(file: File, prefix: Path, *, dry_run: bool) -> str:
-    """Place one file; the word says what was done."""
+    """Place one file; returns the word for what was done."""
     target = prefix / file.place
     try:
         word = _word(file, target)
@@ -141,7 +142,7 @@ def _word(file: File, target: Path) -> str:
 
 
 def _write(file: File, target: Path) -> None:
-    """Whole or not at all."""
+    """Write the file whole or not at all."""
     target.parent.mkdir(parents=True, exist_ok=True)
     fresh = target.with_name(f".{target.name}.new")
     handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, file.mode)

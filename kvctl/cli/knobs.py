@@ -1,4 +1,4 @@
-"""``kvctl set``, ``unset`` and ``overrides``: what on-call may move, for how long and why."""
+"""``kvctl set``, ``unset`` and ``overrides``: what on-call may change, for how long and why."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -24,7 +24,7 @@ from kvctl.cli.common import (
 )
 from kvctl.cli.terminal import harmless, shown
 
-ALL_ENGINES = "*"  # of drains: whatever engines there are
+ALL_ENGINES = "*"  # of drains: all engines, whatever their names
 _SHARES = frozenset({"margin", "enforce"})
 _TIMES = frozenset({"queue_max_wait"})
 
@@ -32,15 +32,15 @@ _revision_option = click.option(
     "--if-match",
     type=click.IntRange(0),
     metavar="REVISION",
-    help="Only if the overrides are at this revision.",
+    help="Change only if the overrides are at this revision.",
 )
 
 
 @click.command("set")
 @click.argument("knob")
 @click.argument("value")
-@for_option("How long; then the setting is back.")
-@click.option("--reason", help="Why; it is kept in the audit log. Needed, but for --dry-run.")
+@for_option("How long; then the setting applies again.")
+@click.option("--reason", help="Why; it is kept in the audit log. Required, except with --dry-run.")
 @_revision_option
 @click.option(
     "--dry-run", is_flag=True, help="Change nothing: show before and after, and the last 5 minutes."
@@ -83,7 +83,7 @@ def set_knob(
 
 
 def _ask(client: AdminClient, route: str, body: Mapping[str, Any], *, yes: bool) -> None:
-    """At a terminal, a person sees what the change would do before it is made."""
+    """At a terminal, show what the change would do before it is made, and ask."""
     if yes or not sys.stdin.isatty():
         return
     for line in preview(shown(client.put(f"{route}?dry_run=1", body))):

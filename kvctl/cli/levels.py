@@ -11,7 +11,7 @@ from kvctl.cli.common import answer, daemon, for_option, output_option, span, ta
 
 @click.command()
 @click.argument("level", required=False, type=click.Choice(["debug", "info", "warning", "error"]))
-@for_option("How long; then the setting log_level is back.")
+@for_option("How long; then the setting log_level applies again.")
 @click.option("--reason", default="", help="Why; it is kept in the audit log.")
 @output_option
 @talks_to_daemon

@@ -1,5 +1,8 @@
 """``kvctl``: finds the verb and imports its module, and no other, so that every command starts at once."""
 
+import errno
+import io
+import sys
 from collections.abc import Mapping
 from difflib import get_close_matches
 from importlib import import_module
@@ -47,6 +50,8 @@ VERBS: Mapping[str, tuple[str, str, str]] = MappingProxyType(
     }
 )
 
+_NOT_WRITTEN = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG})
+
 
 class LazyGroup(click.Group):
     """A group whose commands are imported when they are called, not when they are listed."""
@@ -93,4 +98,13 @@ def cli() -> None:
 
 def main() -> None:
     """The console script."""
-    cli(prog_name="kvctl")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what a terminal's letters cannot show is spelt out
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        cli(prog_name="kvctl")
+    except OSError as error:
+        if error.errno not in _NOT_WRITTEN or error.filename is not None:
+            raise
+        sys.stdout = None  # nothing of it can be flushed at the end either
+        sys.exit(f"kvctl: the answer could not be written to where it was sent: {error.strerror}")

@@ -7,14 +7,13 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from kvctl.cli.common import CommandError, emit
-from kvctl.cli.plan_inputs import Inputs, inputs_of, variant
+from kvctl.cli.common import FAILED, USAGE, CommandError, emit
+from kvctl.cli.plan_inputs import Inputs, UnansweredError, inputs_of, variant
 from kvctl.cli.plan_options import with_options
 from kvctl.cli.terminal import harmless
 from kvctl.plan import Plan, PlanError, as_document, as_toml, make_plan
 from kvctl.plan.flag_text import flags_text
 
-USAGE = 2
 _STANDARD_OUTPUT = "-"
 
 
@@ -36,7 +35,8 @@ def plan(
             return  # the file alone, so that it can be piped
         _show(first, plans, compare, explain=explain, output=output)
     except PlanError as error:
-        raise CommandError(" ".join(str(error).split()), USAGE) from None
+        status = FAILED if isinstance(error, UnansweredError) else USAGE
+        raise CommandError(" ".join(str(error).split()), status) from None
 
 
 def _plan(inputs: Inputs) -> Plan:

@@ -14,6 +14,10 @@ from kvctl.plan.flag_text import Asked, changed
 _GIB = 1 << 30
 
 
+class UnansweredError(PlanError):
+    """Well asked, and nobody there to tell."""
+
+
 @dataclass(frozen=True, slots=True)
 class Inputs:
     """What one plan is made from."""

@@ -5,13 +5,15 @@ import urllib.error
 import urllib.request
 from urllib.parse import urlsplit
 
+from kvctl.cli.plan_inputs import UnansweredError
 from kvctl.control.planning import smallest_card
 from kvctl.control.reported import Reported, reported
 from kvctl.gpu.base import GpuReading
-from kvctl.gpu.sources import make_source
+from kvctl.gpu.nvml import make_source
 from kvctl.plan import Card, PlanError
 
 _TIMEOUT_S = 5.0
+_SILENT = "is the engine running, and is that its address?"
 _MAX_BYTES = 16 << 20
 
 
@@ -33,23 +35,25 @@ def read_live(url: str) -> Reported:
 
 
 def _get(url: str) -> str | None:
-    """The body of a 200, None for any other status. Raises PlanError where nobody answers."""
+    """The body of a 200, None for any other status. Raises UnansweredError where nobody answers."""
     try:
         with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as answer:  # noqa: S310 - the scheme is checked
             return str(answer.read(_MAX_BYTES).decode(errors="replace"))
     except urllib.error.HTTPError:
         return None
     except (OSError, ValueError) as error:
-        raise PlanError(f"--like: no answer from {url}: {error}") from None
+        why = getattr(error, "reason", error)  # urllib wraps what the system said
+        why = getattr(why, "strerror", None) or why
+        raise UnansweredError(f"--like: no answer from {url}: {why}; {_SILENT}") from None
 
 
 def measured_card() -> Card:
-    """The smallest card's total memory as the driver says it. Raises PlanError where there is none."""
+    """The smallest card's total memory as the driver says it. Raises UnansweredError where there is none."""
     reading = asyncio.run(_read())
     card = smallest_card(reading.samples)
     if card is None:
         why = reading.detail or (str(reading.fault) if reading.fault else "no card answered")
-        raise PlanError(
+        raise UnansweredError(
             f"--measure: no GPU can be read on this machine ({why}); give --gpu NAME or --gpu GiB"
         )
     return card

@@ -5,14 +5,7 @@ from typing import Any
 
 import click
 
-from kvctl.cli.common import (
-    brief,
-    count,
-    look,
-    looks_at_daemon,
-    span,
-    table,
-)
+from kvctl.cli.common import brief, count, look, looks_at_daemon, table
 
 _COLUMNS = ("HIGH", "NORMAL", "LOW", "TOKENS", "OLDEST", "STARTS IN")
 

@@ -17,9 +17,11 @@ USUAL_POLICIES = ("none", "static", "kv-gauge", "forecast", "clairvoyant")
     multiple=True,
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="A decision log in place of TRACE; once more for each rotated file.",
+    help="A decision log instead of TRACE; repeat it for each rotated file.",
 )
-@click.option("--engine", metavar="NAME", help="Whose decisions, where the log is of several engines.")
+@click.option(
+    "--engine", metavar="NAME", help="The engine whose decisions to take, where the log has several."
+)
 @click.option(
     "--policy",
     "policies",
@@ -59,21 +61,21 @@ USUAL_POLICIES = ("none", "static", "kv-gauge", "forecast", "clairvoyant")
 @click.option(
     "--prefix-caching/--no-prefix-caching",
     default=None,
-    help="Of the engine. [on with --shared-prefix, else off]",
+    help="Prefix caching of the engine. [on with --shared-prefix, else off]",
 )
 @click.option(
     "--shared-prefix",
     type=click.IntRange(0),
     default=0,
     metavar="N",
-    help="Tokens of a system prompt that goes before every prompt.",
+    help="Tokens of a common system prompt before every prompt.",
 )
 @click.option(
     "--prefix-sharing",
     default="auto",
     show_default=True,
     metavar="LIST",
-    help="Whether the gate counts common beginnings once; auto,off compares.",
+    help="Whether the gate counts common prefixes once; auto,off compares both.",
 )
 @click.option("--start", type=click.IntRange(0), default=0, show_default=True, help="First request.")
 @click.option("--requests", type=click.IntRange(2), help="How many. [1500; of a log: all]")
@@ -87,13 +89,13 @@ USUAL_POLICIES = ("none", "static", "kv-gauge", "forecast", "clairvoyant")
     metavar="KIND[=VALUE][@S]",
     help="shift=4@60, bypass=0.3, freeze=10@60, restart=20@60 or neighbour=30@60. May be given often.",
 )
-@click.option("--seed", default=1, show_default=True, help="Of the callers' jitter.")
+@click.option("--seed", default=1, show_default=True, help="Seed of the callers' jitter.")
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write charts to this file.")
 @output_option
 def replay(**asked: object) -> None:
     """Replay TRACE (CSV, may be gzipped) or a decision log, and compare policies.
 
-    With --log: what would have been with another margin (kvctl replay --log FILE --margin 5%,8%,12%).
+    With --log: what would have happened with another margin (kvctl replay --log FILE --margin 5%,8%,12%).
     Traffic, output limits and pool are the log's, the engine is as fast as its answers were, and "recorded"
     is what really happened.
 
@@ -110,10 +112,10 @@ def replay(**asked: object) -> None:
         found = compare(Asked(**asked))  # type: ignore[arg-type]
     except (ValueError, OSError) as error:
         raise CommandError(str(error), FAILED) from None
-    if output == "json":
-        emit(found.document())
-    else:
+    if output == "table":
         show_table(found)
+    else:
+        emit(found.document(), str(output))
     if isinstance(html, Path):
         from kvctl.cli.replay_html import page  # noqa: PLC0415
 

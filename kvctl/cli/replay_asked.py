@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import click
+
 from kvctl.cli.replay import USUAL_POLICIES
 from kvctl.sim.decision_trace import DecisionTrace, read_log
 from kvctl.sim.log_scene import MEASURED, log_scene, measured_profile
@@ -44,7 +46,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """What is to be replayed, and what is compared where nothing is said."""
+    """What is to be replayed, with the policies and margin to compare by default."""
 
     scene: Scene
     policies: Sequence[str]
@@ -54,15 +56,18 @@ class Staged:
 
 
 def staged(asked: Asked) -> Staged:
-    """The traffic of the trace or of the log. Raises ValueError or OSError with a text for the user."""
+    """The traffic of the trace or of the log.
+
+    Raises UsageError, ValueError or OSError with a text for the user.
+    """
     if bool(asked.logs) == (asked.trace is not None):
-        raise ValueError("give a trace or --log, one of them")
+        raise click.UsageError("Give a trace or --log, one of them.")
     return _staged_log(asked) if asked.logs else Staged(_scene(asked), USUAL_POLICIES, USUAL_MARGIN)
 
 
 def _scene(asked: Asked) -> Scene:
     if asked.engine is not None:
-        raise ValueError("--engine goes with --log")
+        raise click.UsageError("--engine goes with --log.")
     return make_scene(
         read_trace(asked.trace or Path()),
         engine_config(
@@ -112,7 +117,7 @@ def _staged_log(asked: Asked) -> Staged:
 
 
 def _remarks(trace: DecisionTrace, drawn: int) -> list[str]:
-    """What the reader of the figures must know."""
+    """What a reader of the figures must know."""
     told = [
         (drawn, "answers nobody ever got: their lengths were drawn from those that ended"),
         (trace.never, "requests that can never fit, and were left out"),

@@ -18,7 +18,7 @@ body { margin: 2rem auto; max-width: 62rem; padding: 0 1rem; background: var(--p
 table { border-collapse: collapse; width: 100%; font-size: 13px; display: block; overflow-x: auto; }
 th, td { text-align: right; padding: .25rem .5rem; white-space: nowrap;
   border-bottom: 1px solid var(--grid); }
-th:first-child, td:first-child { text-align: left; }
+th { white-space: normal; vertical-align: bottom; } th:first-child, td:first-child { text-align: left; }
 svg { width: 100%; height: auto; } svg text { fill: var(--faint); font-size: 11px; }
 .grid { stroke: var(--grid); } .usage { fill: none; stroke: var(--usage); stroke-width: 1.5; }
 .area { fill: var(--area); } .budget { fill: none; stroke: var(--budget); stroke-dasharray: 5 3; }
@@ -52,7 +52,7 @@ def page(found: Comparison) -> str:
 
 def _table(results: Mapping[str, Mapping[str, float | None]]) -> str:
     names = list(next(iter(results.values())))
-    head = "".join(f"<th>{escape(name)}</th>" for name in ("policy", *names))
+    head = "".join(f"<th>{escape(name).replace('_', '_<wbr>')}</th>" for name in ("policy", *names))
     rows = "".join(
         f"<tr><td>{escape(policy)}</td>{''.join(f'<td>{_number(one[name])}</td>' for name in names)}</tr>"
         for policy, one in results.items()
@@ -78,7 +78,8 @@ def _chart(name: str, run: Run, seconds: float, capacity: int) -> str:
         f"<text x='{_x(share, 1.0):.0f}' y='{HEIGHT - 4}' text-anchor='{anchor}'>{share * seconds:.0f}</text>"
         for share, anchor in ((0.0, "start"), (0.5, "middle"), (1.0, "end"))
     )
-    floor = f"{_x(seconds, seconds):.1f},{_y(0):.1f} {_x(0, seconds):.1f},{_y(0):.1f}"
+    ends = [_x(point.at_s, seconds) for point in run.points[-1:] + run.points[:1]]
+    floor = " ".join(f"{x:.1f},{_y(0):.1f}" for x in ends)
     shapes = [
         f"<polygon class='area' points='{usage} {floor}'/>",
         f"<polyline class='usage' points='{usage}'/>",

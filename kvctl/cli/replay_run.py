@@ -1,4 +1,4 @@
-"""What ``kvctl replay`` does between its options and its output."""
+"""The work of ``kvctl replay`` between its options and its output."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ from kvctl.sim.replay import Run, Scene
 from kvctl.sim.replay_policies import WITH_MARGIN, Spec, find_best, parse_policy, run_policy
 from kvctl.sim.replay_score import Target, document, recorded_document
 
-SEARCH_RUNS = 20  # about what finding the best limit takes
+SEARCH_RUNS = 20  # about as many as finding the best limit takes
 RECORDED = "recorded"
 
 
@@ -58,7 +58,7 @@ def compare(asked: Asked) -> Comparison:
 
 
 def named_specs(policies: Sequence[str], margins: str, sharing: str = "auto") -> dict[str, Spec]:
-    """Policies under the names that the output gives them; the gate's own once a margin and way to share."""
+    """Policies by their names in the output; the gate's own once for each margin and way to share."""
     ratios = {text.strip(): _margin(text) for text in margins.split(",")}
     ways = {text.strip(): _sharing(text) for text in sharing.split(",")}
     specs: dict[str, Spec] = {}
@@ -92,7 +92,7 @@ def _margin(text: str) -> float:
 
 
 def _bar() -> Progress:
-    """On standard error, and only on a terminal."""
+    """A progress bar on standard error, shown only on a terminal."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
     return Progress(

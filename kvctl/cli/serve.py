@@ -1,5 +1,6 @@
 """``kvctl serve``: the daemon, with a flag for every setting."""
 
+import errno
 import os
 import resource
 from collections.abc import Callable
@@ -12,6 +13,12 @@ from kvctl.cli.common import FAILED, USAGE, CommandError, config_option
 from kvctl.settings.errors import SettingsError
 from kvctl.settings.loading import load
 from kvctl.settings.model import SPECS, Settings
+
+_REMEDIES = {  # of an address that cannot be had
+    errno.EADDRINUSE: "stop what listens there (ss -ltnp names it), or set another address",
+    errno.EADDRNOTAVAIL: "this machine has no such address (ip addr lists them)",
+    errno.EACCES: "this user may not: set a place of its own, or a port from 1024 on",
+}
 
 
 def setting_flags(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -57,7 +64,9 @@ def _run(settings: Settings, read: Callable[[], Settings]) -> None:
     try:
         run(settings, read)
     except (ListenError, TokenizerError, KeysError, CertificateError) as error:
-        raise CommandError(str(error)) from None
+        why = error.__cause__
+        remedy = _REMEDIES.get(why.errno or 0) if isinstance(why, OSError) else None
+        raise CommandError(f"{error}; {remedy}" if remedy else str(error)) from None
 
 
 def raise_file_limit() -> None:

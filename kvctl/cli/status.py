@@ -9,6 +9,7 @@ import click
 from kvctl.cli.card_remedies import no_reading
 from kvctl.cli.common import (
     count,
+    gib,
     look,
     looks_at_daemon,
     paint,
@@ -152,13 +153,9 @@ def _gpu(card: Document) -> Mapping[str, str]:
     return {
         "GPU": "?" if card["index"] is None else str(card["index"]),
         "NAME": name if len(name) <= _NAME else name[: _NAME - 1] + "~",
-        "USED": _gib(card["used_bytes"]),
-        "FREE": _gib(card["free_bytes"]),
-        "TOTAL": _gib(card["total_bytes"]),
+        "USED": gib(card["used_bytes"]),
+        "FREE": gib(card["free_bytes"]),
+        "TOTAL": gib(card["total_bytes"]),
         "AGE": span(card["age_s"]) if card["age_s"] >= 1 else f"{card['age_s']:.1f} s",
         "STATE": "lost" if card["lost"] else "ok",
     }
-
-
-def _gib(amount: int | None) -> str:
-    return "?" if amount is None else f"{amount / 2**30:.1f} GiB"

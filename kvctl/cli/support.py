@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import platform
 import sys
 import tarfile
@@ -11,14 +12,15 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, TypeVar
 
 import click
 
 from kvctl import __version__
-from kvctl.admin.client import AdminClient, ClientError
+from kvctl.admin.client import AdminClient, ClientError, DeniedError, TimedOutError, UnreachableError
 from kvctl.cli.common import CommandError, talks_to_daemon, usual_socket
 
+A = TypeVar("A")
 _PAGES = ("status", "config", "overrides", "engines", "queue", "gpus", "decisions?limit=1000", "loglevel")
 _LIBRARIES = (
     "aiohttp",
@@ -36,8 +38,9 @@ _README = """kvctl support archive, made at {when} by kvctl {version}.
 
 Beside this: the log, which this command does not read. Please add
     journalctl -u kvctl --since -1h > journal.txt
-What is in here: the settings (secrets starred), the daemon's state, its last decisions (counts and ids, no
-prompt text), its metrics page and the engines', the audit log's last lines, versions.
+What is in here: the settings (secrets starred; config-of-file.json: those that a start would find, where no
+daemon answers), the daemon's state, its last decisions (counts and ids, no prompt text), its metrics page and
+the engines', the audit log's last lines, versions.
 """
 
 
@@ -47,19 +50,56 @@ prompt text), its metrics page and the engines', the audit log's last lines, ver
 def support(file: Path | None, socket: Path | None, timeout: float) -> None:
     """Collect what a bug report needs into one tar.gz. What cannot be had is named in it, not left out."""
     target = file or Path(f"kvctl-support-{time.strftime('%Y%m%d-%H%M%S')}.tar.gz")
-    client = AdminClient(socket or usual_socket(), timeout)
+    client = _Patient(AdminClient(socket or usual_socket(), timeout))
     try:
-        with target.open("xb") as out, tarfile.open(fileobj=out, mode="w:gz") as archive:
-            for name, content in collect(client, timeout):
-                _add(archive, name, content)
+        with target.open("xb") as out:
+            _write(out, target, client, timeout)
     except FileExistsError:
         raise CommandError(f"{target} is there already; name another with --file") from None
     except OSError as error:
         raise CommandError(f"{target}: {error.strerror}; name another place with --file") from None
     click.echo(str(target))
+    if client.silent is not None:
+        click.echo(f"kvctl: without what the daemon knows: {client.silent}", err=True)
 
 
-def collect(client: AdminClient, timeout: float) -> Iterator[tuple[str, str]]:
+class _Patient:
+    """Asks a daemon until it does not answer, and then no more: each call would wait as long."""
+
+    def __init__(self, client: AdminClient) -> None:
+        self._client = client
+        self.silent: ClientError | None = None  # why it is asked no more
+
+    def get(self, route: str) -> dict[str, Any]:
+        """A document. Raises ClientError."""
+        return self._asked(self._client.get, route)
+
+    def text(self, route: str) -> str:
+        """A page. Raises ClientError."""
+        return self._asked(self._client.text, route)
+
+    def _asked(self, ask: Callable[[str], A], route: str) -> A:
+        if self.silent is not None:
+            raise self.silent
+        try:
+            return ask(route)
+        except (UnreachableError, DeniedError, TimedOutError) as error:
+            self.silent = error
+            raise
+
+
+def _write(out: BinaryIO, target: Path, client: _Patient, timeout: float) -> None:
+    """The archive; where it cannot be finished, none is left behind."""
+    try:
+        with tarfile.open(fileobj=out, mode="w:gz") as archive:
+            for name, content in collect(client, timeout):
+                _add(archive, name, content)
+    except BaseException:
+        target.unlink(missing_ok=True)
+        raise
+
+
+def collect(client: _Patient, timeout: float) -> Iterator[tuple[str, str]]:
     """(name, text) of every member."""
     yield (
         "README.txt",
@@ -70,7 +110,9 @@ def collect(client: AdminClient, timeout: float) -> Iterator[tuple[str, str]]:
         name = f"{page.partition('?')[0]}.json"
         yield name, _tried(lambda page=page: json.dumps(client.get(f"/v1/{page}"), indent=2))  # type: ignore[misc]
     yield "metrics.prom", _tried(lambda: client.text("/v1/metrics"))
-    settings = _settings(client)
+    settings, of_file = _settings(client)
+    if of_file:
+        yield "config-of-file.json", json.dumps(settings, indent=2, default=str)
     for at, url in enumerate(_engine_urls(settings)):
         yield f"engine-{at}.prom", f"# {url}/metrics\n" + _fetched(f"{url}/metrics", timeout)
     yield "audit.jsonl", _audit(settings)
@@ -100,12 +142,20 @@ def _tried(make: Callable[[], str]) -> str:
         return f"not to be had: {error}\n"
 
 
-def _settings(client: AdminClient) -> Mapping[str, Any]:
+def _settings(client: _Patient) -> tuple[Mapping[str, Any], bool]:
+    """The daemon's settings; where it does not tell, those that a start would find, and True."""
     try:
-        settings: Mapping[str, Any] = client.get("/v1/config")["settings"]
+        return client.get("/v1/config")["settings"], False
     except ClientError:
-        return {}
-    return settings
+        pass
+    from kvctl.settings.document import as_document  # noqa: PLC0415 - a daemon that answers makes it needless
+    from kvctl.settings.errors import SettingsError  # noqa: PLC0415
+    from kvctl.settings.loading import load  # noqa: PLC0415
+
+    try:
+        return as_document(load(None, os.environ))["settings"], True
+    except SettingsError as error:
+        return {"problems": list(error.problems)}, True
 
 
 def _engine_urls(settings: Mapping[str, Any]) -> list[str]:

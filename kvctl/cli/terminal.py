@@ -1,8 +1,7 @@
 """What may reach a terminal: names, ids and reasons are chosen by strangers.
 
-A character that does not print (escape sequences, line ends, marks that turn the writing direction) is
-written out, so that no name moves the cursor, paints the screen, hides what follows or makes a line of its
-own.
+A character that does not print (escape sequences, line ends, marks that change the writing direction) is
+escaped, so that no name moves the cursor, paints the screen, hides what follows or makes a line of its own.
 """
 
 import json
@@ -10,14 +9,14 @@ from typing import Any
 
 
 def harmless(text: str) -> str:
-    """One line of characters that print; what does not is written as Python would."""
+    """``text`` as one printable line; other characters are escaped as Python does."""
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
 def shown(document: Any) -> Any:
-    """A JSON document with every text and key ``harmless``."""
+    """A JSON document with every text and key made ``harmless``."""
     if isinstance(document, str):
         return harmless(document)
     if isinstance(document, dict):
@@ -28,9 +27,9 @@ def shown(document: Any) -> Any:
 
 
 def as_json(document: object, *, indent: int | None = None) -> str:
-    """JSON that says the same to a program, and nothing to a terminal."""
+    """JSON that a program reads unchanged and that cannot control a terminal."""
     text = json.dumps(document, indent=indent, ensure_ascii=False)
     if text.isprintable():
         return text
-    # outside of strings JSON has no characters that do not print but its own line ends
+    # outside of strings the only unprintable characters in JSON are its own line ends
     return "".join(each if each.isprintable() or each == "\n" else json.dumps(each)[1:-1] for each in text)

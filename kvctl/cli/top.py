@@ -6,7 +6,8 @@ room for, each has a line instead of a panel.
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from kvctl.cli.knobs import drain_lines
 from kvctl.cli.terminal import shown
 
 if TYPE_CHECKING:
-    from rich.console import Group, RenderableType
+    from rich.console import Console, Group, RenderableType
 
 Document = Mapping[str, Any]
 _BARS = " ▁▂▃▄▅▆▇█"
@@ -25,6 +26,9 @@ _HISTORY = 60
 _SHOWN = 8  # of the last refusals
 _PANEL_LINES = 10  # of one engine, written out
 _OTHER_COLUMNS = 52  # characters beside a refusal's id
+_STATE = 14  # characters of an engine's longest state, and what is between columns
+_COLUMNS = {"budget": 0, "forecast": 0, "used": 46, "runs": 56, "waits": 62, "of late": 72}
+"""Of an engine's line, with the width of the screen from which they are shown."""
 
 
 @click.command()
@@ -34,19 +38,30 @@ _OTHER_COLUMNS = 52  # characters beside a refusal's id
 def top(*, interval: float, frames: int | None, socket: Path | None, timeout: float) -> None:
     """Budget against forecast, usage, what runs, and the last refusals, live."""
     from rich.console import Console  # noqa: PLC0415 - no other command waits for rich
-    from rich.live import Live  # noqa: PLC0415
 
     console, past = Console(), History()
-    with daemon(socket, timeout) as client, Live(console=console, screen=console.is_terminal) as live:
+    with daemon(socket, timeout) as client, _screen(console) as draw:
         drawn = 0
         while frames is None or drawn < frames:
             document = client.get("/v1/status")
             refused = client.get(f"/v1/decisions?refused=1&limit={_SHOWN}")["decisions"]
             past.note(document)
-            live.update(frame(shown(document), shown(refused), past, console.size), refresh=True)
+            draw(frame(shown(document), shown(refused), past, console.size))
             drawn += 1
             if frames is None or drawn < frames:
                 time.sleep(interval)
+
+
+@contextmanager
+def _screen(console: "Console") -> "Iterator[Callable[[Group], None]]":
+    """What draws a picture in place of the one before; below it where nothing can be drawn over."""
+    from rich.live import Live  # noqa: PLC0415
+
+    if not console.is_terminal or console.is_dumb_terminal:
+        yield console.print
+        return
+    with Live(console=console, screen=True) as live:
+        yield lambda picture: live.update(picture, refresh=True)
 
 
 class History:
@@ -89,7 +104,7 @@ def frame(
         told = [_engine(name, gate, past) for name, gate in engines.items()]
         lines = len(engines) * _PANEL_LINES
     else:
-        told, lines = [_in_lines(engines, past)], len(engines) + 1
+        told, lines = [_in_lines(engines, past, width)], len(engines) + 1
     room = height - lines - len(overrides) - least + 1
     return Group(title, *told, *overrides, _refusals(refused[-max(room, 1) :], width))
 
@@ -117,26 +132,29 @@ def _engine(name: str, gate: Document, past: History) -> "RenderableType":
     return Panel(grid, title=title, border_style=_colour(gate), title_align="left")
 
 
-def _in_lines(engines: Document, past: History) -> "RenderableType":
-    """A line for each engine."""
+def _in_lines(engines: Document, past: History, width: int) -> "RenderableType":
+    """A line for each engine; on a narrow screen with fewer columns, which can be read."""
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
     made = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
-    made.add_column("engine", no_wrap=True, overflow="ellipsis", ratio=1, min_width=8)
+    heads = [head for head, least in _COLUMNS.items() if width >= least]
+    room = max(width - _STATE - sum(len(head) + 1 for head in heads), 8)
+    most = None if heads == list(_COLUMNS) else room
+    made.add_column("engine", no_wrap=True, overflow="ellipsis", ratio=1, min_width=8, max_width=most)
     made.add_column("state", no_wrap=True)
-    for head in ("budget", "forecast", "used", "runs", "waits"):
-        made.add_column(head, justify="right", no_wrap=True)
-    made.add_column("of late", no_wrap=True, max_width=12)
+    for head in heads:
+        made.add_column(head, justify="right", no_wrap=True, min_width=len(head), max_width=12)
     for name, gate in engines.items():
-        made.add_row(
-            Text(name),
-            Text(gate["state"], style=_colour(gate)),
-            *map(count, (gate["budget_tokens"], gate["forecast_peak_tokens"])),
-            percent(None if (used := _used(gate)) is None else round(used, 3)),
-            *map(count, (gate["leases"], _waiting(gate))),
-            past.curve(name)[-12:],
-        )
+        cells = {
+            "budget": count(gate["budget_tokens"]),
+            "forecast": count(gate["forecast_peak_tokens"]),
+            "used": percent(None if (used := _used(gate)) is None else round(used, 3)),
+            "runs": count(gate["leases"]),
+            "waits": count(_waiting(gate)),
+            "of late": past.curve(name)[-12:],
+        }
+        made.add_row(Text(name), Text(gate["state"], style=_colour(gate)), *(cells[head] for head in heads))
     return made
 
 
@@ -171,18 +189,13 @@ def _refusals(refused: list[Document], width: int) -> "RenderableType":
     made = Table(title="last refusals", title_justify="left", box=None, pad_edge=False, padding=(0, 1, 0, 0))
     made.add_column("time", no_wrap=True)
     made.add_column("id", no_wrap=True, overflow="ellipsis", max_width=max(width - _OTHER_COLUMNS, 8))
-    made.add_column("prompt", justify="right", no_wrap=True)
-    made.add_column("allowed", justify="right", no_wrap=True)
+    sizes = ("prompt", "allowed") if width >= _OTHER_COLUMNS + 8 else ()
+    for head in sizes:
+        made.add_column(head, justify="right", no_wrap=True)
     made.add_column("reason", no_wrap=True)
     made.add_column("retry", justify="right", no_wrap=True)
     for it in reversed(refused):
         later = "-" if it["retry_after_s"] is None else f"{it['retry_after_s']:g} s"
-        made.add_row(
-            it["time"][11:19],
-            Text(it["id"]),
-            count(it["prompt_tokens"]),
-            count(it["allowed_output"]),
-            it["reason"],
-            later,
-        )
+        told = (count(it["prompt_tokens"]), count(it["allowed_output"])) if sizes else ()
+        made.add_row(it["time"][11:19], Text(it["id"]), *told, it["reason"], later)
     return made

@@ -1,4 +1,4 @@
-"""``kvctl drain``, ``undrain``, ``bypass`` and ``resume``: whether traffic is let in, and on whose word."""
+"""``kvctl drain``, ``undrain``, ``bypass`` and ``resume``: whether traffic is let in, and who decided so."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -42,7 +42,9 @@ def _route(verb: str, engine: str | None) -> str:
 
 
 @click.command()
-@click.option("--wait", is_flag=True, help="Until nothing runs any more, or --timeout is over (exit 6).")
+@click.option(
+    "--wait", is_flag=True, help="Return when nothing runs any more, or --timeout is over (exit 6)."
+)
 @click.option("--reason", default="", help="Why; kvctl status shows it, and the audit log keeps it.")
 @_engine_option
 @yes_option
@@ -60,8 +62,8 @@ def drain(
 ) -> None:
     """Admit nothing new; what runs goes on. New requests get 503 and /readyz says no.
 
-    With --engine the others go on, and requests go to them. A drain holds, over restarts and crashes too,
-    until kvctl undrain.
+    With --engine the other engines go on, and requests go to them. A drain holds until kvctl undrain, also
+    across restarts and crashes.
 
     Example: kvctl drain --wait --timeout 600 --reason "new driver"
     """
@@ -94,9 +96,9 @@ def undrain(engine: str | None, output: str, socket: Path | None, timeout: float
 @output_option
 @talks_to_daemon
 def bypass(*, ttl: float, reason: str, yes: bool, output: str, socket: Path | None, timeout: float) -> None:
-    """Let everything in, still counting: the way out when kvctl itself is suspected.
+    """Let everything in, and go on counting: the way out when kvctl itself is suspected.
 
-    What would have been refused is in the decision log, with shadow set. It ends by itself.
+    What would have been refused is in the decision log, with shadow set. A bypass ends by itself.
 
     Example: kvctl bypass --for 15m --reason "refusals on an idle engine?"
     """
@@ -142,7 +144,7 @@ def _words(it: Mapping[str, Any], meaning: str) -> Iterator[str]:
 
 
 def _told(document: Mapping[str, Any], output: str, meaning: str) -> None:
-    """``meaning``: what follows from the mode."""
+    """Print the answer; ``meaning``: what follows from the mode."""
     answer(document, output, lambda it: _words(it, meaning))
     if not document["kept"]:
         click.echo(_LOST, err=True)

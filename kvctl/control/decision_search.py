@@ -3,6 +3,7 @@
 Everything here blocks; callers run it in a thread.
 """
 
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,14 +61,12 @@ def _lines_with(path: Path, kept: int, needle: bytes, farthest: int) -> Iterator
     """Lines that hold ``needle``, the latest first."""
     left = farthest
     for each in (path, *(path.with_name(f"{path.name}.{n}") for n in range(1, kept + 1))):
-        try:
-            with each.open("rb") as file:
-                size = file.seek(0, 2)
-                for piece in _pieces(file, size, max(size - left, 0)):
-                    if needle in piece:
-                        yield from (line for line in reversed(piece.split(b"\n")) if needle in line)
-        except OSError:
-            continue
+        size = 0  # of a file that cannot be read
+        with contextlib.suppress(OSError), each.open("rb") as file:
+            size = file.seek(0, 2)
+            for piece in _pieces(file, size, max(size - left, 0)):
+                if needle in piece:
+                    yield from (line for line in reversed(piece.split(b"\n")) if needle in line)
         left -= size
         if left <= 0:
             return

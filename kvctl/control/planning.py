@@ -67,7 +67,10 @@ def plan_source(plan_model: Path | None, tokenizer: str, plan_flags: str) -> Pla
     """From the settings; None where neither names a folder with a config.json. Raises PlanError."""
     config = plan_model
     if config is None and tokenizer not in _TOKENIZER_WORDS:
-        folder = Path(tokenizer).expanduser()
+        try:
+            folder = Path(tokenizer).expanduser()
+        except RuntimeError:
+            raise PlanError(f"tokenizer {tokenizer!r}: this user has no home") from None
         config = folder if (folder / "config.json").is_file() else None
     return None if config is None else PlanSource(config, parse_flags(plan_flags))
 

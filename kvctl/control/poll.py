@@ -139,7 +139,7 @@ def _fault(error: Exception) -> SourceFault:
 
 def _told(error: Exception) -> str:
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
-        return f"its certificate is not believed: {error.certificate_error}"
+        return f"its certificate is not trusted: {error.certificate_error}"
     if isinstance(error, aiohttp.ClientConnectorError):
         return f"cannot connect: {error.os_error.strerror or error.os_error}"
     return str(error) or type(error).__name__

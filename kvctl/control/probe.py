@@ -50,7 +50,6 @@ class Detector:
         self._due_at: float | None = clock()  # None: no doubt
         self._asked_at = float("-inf")
         self._told = ""
-        self.finding: Finding | None = None
 
     def doubt(self) -> None:
         """Another engine may answer now: look again."""
@@ -62,7 +61,7 @@ class Detector:
         if self._due_at is None or self._clock() < self._due_at:
             return False
         self._asked_at = self._clock()
-        self.finding = finding = await probe(self._poller)
+        finding = await probe(self._poller)
         again = AGAIN_S if finding.answered else SOON_S
         self._due_at = None if finding.supported else self._clock() + again
         if not finding.answered:

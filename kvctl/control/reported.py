@@ -3,7 +3,6 @@
 Law 3: unknown is not zero. A label that says "None", or nonsense, is absent.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from kvctl.engines.base import PageError
 from kvctl.engines.page import read_page
+from kvctl.engines.series import json_object
 from kvctl.plan import Crosscheck, Flags, Plan, PlanError, crosscheck
 
 _INFO = ("vllm:cache_config_info", "vllm_cache_config_info")
@@ -83,9 +83,9 @@ def reported(metrics: str, models: str | None, version: str | None) -> Reported:
         readings = read_page(metrics, frozenset(_INFO)).readings
     except PageError as error:
         raise PlanError(f"/metrics cannot be read: {error}") from None
-    model = _first(_object(models))
+    model = _first(json_object(models))
     length, root = model.get("max_model_len"), model.get("root")
-    told = _object(version).get("version")
+    told = json_object(version).get("version")
     return Reported(
         model=str(model.get("id", "")),
         root=root if isinstance(root, str) else None,
@@ -99,11 +99,3 @@ def reported(metrics: str, models: str | None, version: str | None) -> Reported:
 def _first(document: Mapping[str, Any]) -> Mapping[str, Any]:
     data = document.get("data")
     return data[0] if isinstance(data, list) and data and isinstance(data[0], dict) else {}
-
-
-def _object(text: str | None) -> Mapping[str, Any]:
-    try:
-        found = json.loads(text or "{}")
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -14,8 +14,8 @@ from kvctl.core.outcomes import RejectReason
 from kvctl.core.records import record
 
 Prefix = tuple[tuple[int, int], ...]
-"""How a prompt begins: ``(tokens, hash)`` at some borders, tokens ascending. Equal hashes mean that the first so
-many tokens are equal."""
+"""How a prompt begins: ``(tokens, hash)`` at some borders, tokens ascending. Where hashes are equal, all
+tokens up to there are."""
 
 
 @record(kw_only=True)

@@ -9,7 +9,8 @@ For a sequence of prompt ``p`` that has shown ``g`` output tokens and may make `
     most(t)  = sum held, of those that may still live
     peak     = max over t of min(mean(t) + z sqrt(var(t)), most(t))
 
-Where few large sequences run, a normal law spreads far beyond what all of them together can hold.
+``rho`` is how far lengths vary together (``correlation``). Where few large sequences run, a normal law
+spreads far beyond what all of them together can hold.
 What ``k`` sequences hold together counts with the chance that any of them lives, at most
 ``min(1, sum alive)``, and the rest of each by itself.
 
@@ -27,16 +28,11 @@ from operator import add, itemgetter, mul, sub
 from typing import NamedTuple
 
 from kvctl.core.claim import Claim, round_up
+from kvctl.core.correlation import RHO_MOST
 from kvctl.core.slots import LONGEST
 from kvctl.core.survival import STEPS, Table
 
 Z = 2.0
-RHO = 0.03
-"""Correlation of the lengths in flight: a hundred leases spread twice as far as independent lengths do.
-Half of it serves 5 % more where many short answers run, and preempts twice as many in the worst run after
-answers have become four times as long; 0.05 costs a tenth of the goodput of short answers."""
-
-_APART = 1.0 - RHO
 CROWDED = 14
 """Sequences from which on they are summed node by node: fewer are drawn one by one in less time."""
 
@@ -77,9 +73,9 @@ class Curve:
             return NOWHERE
         return Point(self.means[node], self.spreads[node], self.squares[node], self.most[node])
 
-    def crest(self, known: Sequence[float] = ()) -> "Crest":
-        """Where it is highest, KV tokens; ``known``: mean and spread at the last nodes."""
-        apart, common, root, unknown = _APART, RHO, sqrt, len(self.means) - len(known)
+    def crest(self, known: Sequence[float] = (), rho: float = RHO_MOST) -> "Crest":
+        """Where it is highest, KV tokens; ``known``: mean and spread at the last nodes, with the same rho."""
+        apart, common, root, unknown = 1.0 - rho, rho, sqrt, len(self.means) - len(known)
         tall = [
             mean + Z * root(variance)
             if (variance := apart * square + common * spread * spread) > 0.0
@@ -97,9 +93,9 @@ class Curve:
             node = heights.index(peak)
         return Crest(peak, node, tallest, max(self.most), tall)
 
-    def peak(self) -> float:
+    def peak(self, rho: float = RHO_MOST) -> float:
         """Forecast peak of this curve, KV tokens."""
-        return self.crest().peak
+        return self.crest(rho=rho).peak
 
 
 class Crest(NamedTuple):
@@ -124,10 +120,10 @@ class Point(NamedTuple):
     square: float
     most: float
 
-    def height(self) -> float:
+    def height(self, rho: float = RHO_MOST) -> float:
         """What is forecast there, KV tokens."""
         mean, spread, square, most = self
-        variance = _APART * square + RHO * spread * spread
+        variance = (1.0 - rho) * square + rho * spread * spread
         return min(mean + Z * sqrt(variance), most) if variance > 0.0 else mean
 
     def plus(self, other: "Point", times: float = 1.0) -> "Point":

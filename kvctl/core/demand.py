@@ -127,7 +127,7 @@ class Demand:
         self._advance_silent(now)
         self._compare_with_history(now)
         self._rebuild_forecast()
-        self.residuals.tick(self.ledger, self._forecast.sum, now)
+        self.residuals.tick(self.ledger, self._forecast.sum, now, self._forecast.rho)
         self.guards.decode.adjust(self.ledger, self.ledger.sequences, now)
 
     def _compare_with_history(self, now: float) -> None:
@@ -158,6 +158,7 @@ class Demand:
         for lease in self.ledger:
             in_flight.setdefault(lease.key, []).append(lease.output_per_sequence)
         self._survival.refresh(in_flight)
+        self._forecast.rho = self._survival.correlation()
         self._sharing.tick()
 
     # --- readings -----------------------------------------------------------------------------------
@@ -166,6 +167,11 @@ class Demand:
         """The curve of all that is in flight."""
         self._sharing.draw()
         return self._forecast.sum
+
+    @property
+    def rho(self) -> float:
+        """How far the lengths of what is in flight vary together."""
+        return self._forecast.rho
 
     @property
     def seconds_per_step(self) -> float:

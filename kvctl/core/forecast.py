@@ -3,6 +3,7 @@
 from collections.abc import Hashable, Sequence
 from typing import Any
 
+from kvctl.core.correlation import RHO_MOST
 from kvctl.core.curves import FLAT, NOTHING, NOWHERE, Crest, Curve, Point, Sketch, minus, plus, together
 
 
@@ -14,6 +15,7 @@ class Forecast:
     """
 
     def __init__(self) -> None:
+        self._rho = RHO_MOST
         self._curves: dict[Any, Curve | Sketch] = {}
         self._sum = NOTHING
         self._gone: list[Curve | Sketch] = []  # of the sum
@@ -23,6 +25,17 @@ class Forecast:
         self.node = 0  # where the peak was when it was last read
         self._point = NOWHERE  # the sum there now
         self._tried: tuple[Curve, Curve, Curve, Crest] | None = None  # sum, candidate, both, their crest
+
+    @property
+    def rho(self) -> float:
+        """How far lengths vary together, from the next time that the forecast is read."""
+        return self._rho
+
+    @rho.setter
+    def rho(self, rho: float) -> None:
+        if rho != self._rho:
+            self._rho = rho
+            self._crest, self._talls, self._tried = None, (), None
 
     def rebuild(self, curves: dict[Any, Curve | Sketch]) -> None:
         """Replace all curves."""
@@ -67,19 +80,19 @@ class Forecast:
         self._touched = max(self._touched, old.nodes)
         before = self._point
         self._point = before.plus(old.point(self.node), -1.0) if self._curves else NOWHERE
-        return before.height() - self._point.height()
+        return before.height(self._rho) - self._point.height(self._rho)
 
     @property
     def level(self) -> float:
         """What is forecast where the peak was when it was last read, KV tokens."""
-        return self._point.height()
+        return self._point.height(self._rho)
 
     def beside(self, part: Point) -> float:
         """How much higher ``part`` makes the forecast where the peak was, KV tokens."""
         if part is NOWHERE:
             return 0.0
         here = self._point
-        return here.plus(part).height() - here.height()
+        return here.plus(part).height(self._rho) - here.height(self._rho)
 
     def replace(self, key: Hashable, one: Curve | None) -> None:
         """Put ``one`` in the place of what stands under ``key``, if anything does; None: nothing."""
@@ -102,7 +115,7 @@ class Forecast:
     @property
     def crest(self) -> Crest:
         """The peak of what is in flight, KV tokens."""
-        return self._crest or self._read(self.sum, self.sum.crest(self._talls[self._touched :]))
+        return self._crest or self._read(self.sum, self.sum.crest(self._talls[self._touched :], self._rho))
 
     def _read(self, whole: Curve, crest: Crest) -> Crest:
         self._sum, self._crest, self.node = whole, crest, crest.node
@@ -118,7 +131,7 @@ class Forecast:
         """The same, were ``candidate`` admitted too; if it then is, nothing is summed anew."""
         whole = self.sum
         both = plus(whole, candidate)
-        crest = both.crest(self._talls[max(self._touched, len(candidate.means)) :])
+        crest = both.crest(self._talls[max(self._touched, len(candidate.means)) :], self._rho)
         self._tried = whole, candidate, both, crest
         return crest
 

@@ -84,7 +84,7 @@ class Gate:
         }
 
     def handle(self, event: Event, now: float) -> list[Command]:
-        """Take one event in, at monotonic ``now`` seconds; returns what the outside is to do or to tell."""
+        """Take in one event at ``now``, monotonic seconds; returns what the outside must do or report."""
         told = self._handlers[type(event)](event, now)
         if self._waiting and type(event) is not Progressed:
             told += self._attend(now)
@@ -135,7 +135,7 @@ class Gate:
         weigh(case, self._demand, self._supply, self._policy, may_wait=self._room.open)
 
     def _obstacle(self, case: Case, now: float, *, exact: bool = False) -> Obstacle | None:
-        """What stands in its way: a quota, the KV budget, a guard, or others' due; ``exact``: by curve."""
+        """What stands in its way: quota, KV budget, a guard, or others' shares; ``exact``: by the curve."""
         over = self._tenants.over_quota(case, now) if self._tenants.on else None
         if over is not None:
             return over
@@ -184,13 +184,13 @@ class Gate:
         return Admit(event.request_id, asked, peak, alone, None, label, waited, priority, bound)
 
     def _let_by(self, event: Arrived, verdict: Reject, now: float) -> Admit:
-        """Shadow mode: in all the same, with what would have been said."""
+        """Shadow mode: let it in all the same, and note what would have been said."""
         case = self._case(event, self._supply.limits)
         case.peak = self._demand.peak_with(case.asked, case.candidate, self._policy)
         return replace(self._admit(case, now), shadow=verdict.reason)
 
     def _refuse(self, case: Case, obstacle: Obstacle, now: float, since: float | None = None) -> Reject:
-        """Not now; ``since``: it waited from then on."""
+        """Refuse it for now; ``since``: it waited from then on."""
         wait_s = refusals.seconds_until_gone(obstacle, self._room.tokens, self._retry, now)
         if self._tenants.on:
             self._tenants.expected(case, wait_s, now)
@@ -220,7 +220,7 @@ class Gate:
         return refusals.later(case, obstacle, wait_s, self._peak(), self._supply.budget.tokens)
 
     def offer(self, shape: Shape, now: float) -> Offer:
-        """What an arrival of ``shape`` would hear now. Nothing is charged, promised or told."""
+        """What an arrival of ``shape`` would be told now. Nothing is charged, promised or reported."""
         if self.unavailable() is not None:
             return Offer(decision=Decision.UNAVAILABLE)
         limits = self._supply.limits
@@ -237,7 +237,7 @@ class Gate:
         )
 
     def unavailable(self) -> RejectReason | None:
-        """Why nobody is let in, whatever room there is; None: that is not so."""
+        """Why nobody is let in, whatever room there is; None: requests are judged."""
         if self._draining:
             return RejectReason.DRAINING
         state = self._supply.state
@@ -246,7 +246,7 @@ class Gate:
     # --- those that wait ----------------------------------------------------------------------------
 
     def _attend(self, now: float) -> list[Command]:
-        """Whoever may start starts, whose time is over is refused; with nobody served, nobody waits."""
+        """Start those that may start, refuse those whose time is over, and all if nobody is served."""
         room = self._room
         told: list[Admit | Reject] = []
         unavailable = self.unavailable()
@@ -257,7 +257,7 @@ class Gate:
         while self._waiting and (starts := room.next_to_start(self._obstacle, now)) is not None:
             room.start(starts, now)
             told.append(self._admit(starts.case, now, starts.since))
-        for late in room.overdue(now):
+        for late in room.queue.overdue(now):
             obstacle = self._obstacle(late.case, now) or Obstacle(late.reason, tokens=late.case.own)
             room.leave(late.id, now)
             told.append(
@@ -347,18 +347,18 @@ class Gate:
         return scales_of(self.moment())
 
     def moment(self) -> Moment:
-        """The same as it lies there, for whoever looks at it later."""
+        """The same in a raw form, for whoever reads it later."""
         supply = self._supply
         return supply.budget, supply.state, self._policy, self._draining, len(self._leases)
 
     @property
     def state(self) -> EngineState:
-        """What is believed of the engine."""
+        """The engine's state."""
         return self._supply.state
 
     @property
     def sharing(self) -> bool:
-        """Whether what requests have in common is counted once: then it is worth knowing how they begin."""
+        """Whether shared prefixes are counted once: only then are prefixes wanted."""
         return self.ledger.sharing
 
     @property

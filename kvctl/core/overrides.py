@@ -1,8 +1,8 @@
-"""Overrides of knobs: bounded, expiring, each with a reason and whoever set it.
+"""Overrides of knobs: bounded, expiring, each with a reason and who set it.
 
 Law 7: no clock. Callers hand in monotonic time, by which a running process counts down, and wall-clock time,
-by which an override is judged once when a process starts from the state that another one left.
-Every change of what is in force raises ``revision``; a change may name the revision that it was decided on.
+by which an override is judged once when a process starts from the state that another one left. Every change
+of what is in force raises ``revision``; a change may name the revision that it was decided on.
 """
 
 import math
@@ -26,7 +26,7 @@ class Knob(StrEnum):
 
     MARGIN = "margin"
     POLICY = "policy"
-    ENFORCE = "enforce"  # the share of refusals that are meant; 0 is the bypass
+    ENFORCE = "enforce"  # the share of refusals that are enforced; 0 is the bypass
     CAPACITY_TOKENS = "capacity_tokens"
     MAX_CONTEXT = "max_context"
     QUEUE_MAX_WAIT = "queue_max_wait"
@@ -53,7 +53,7 @@ class OverrideError(ValueError):
 
 
 class StateError(ValueError):
-    """The state left by another process cannot be used; it is refused, not guessed at."""
+    """The state left by another process cannot be used: it is refused instead of guessed at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ class Override:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dropped:
-    """An override of the state left behind that is not in force again, and why."""
+    """An override in the state left by another process that is not restored, and why."""
 
     knob: str
     why: str
@@ -192,7 +192,7 @@ class Overrides:
     ) -> Override:
         """Put an override in force, in place of one of the same knob. Raises OverrideError.
 
-        ``value``, ``ttl_s`` (seconds) and ``reason`` are judged here, so they may be a stranger's.
+        ``value``, ``ttl_s`` (seconds) and ``reason`` may come from anybody: they are validated here.
         """
         self._match(if_match)
         known = self._known(knob)
@@ -220,7 +220,7 @@ class Overrides:
         return known, self._limits[known].accept(value)
 
     def rebound(self, limits: Bounds, ttl_max_s: float) -> list[Dropped]:
-        """Other bounds from now on; ends and returns what they do not allow."""
+        """Use other bounds from now on; ends and returns the overrides that they do not allow."""
         self._limits, self._ttl_max_s = limits, ttl_max_s
         dropped = []
         for each in list(self._set.values()):
@@ -242,11 +242,11 @@ class Overrides:
         return self._set.pop(known)
 
     def active(self, now_mono: float) -> dict[Knob, Override]:
-        """The overrides in force, whether or not ``expire`` was called since one ended."""
+        """The overrides in force, whether or not ``expire`` was called since the last one ended."""
         return {knob: each for knob, each in self._set.items() if each.expires_mono > now_mono}
 
     def expire(self, now_mono: float) -> list[Override]:
-        """Take off those whose time is over; returns them, each exactly once."""
+        """Remove those whose time is over; returns them, each exactly once."""
         ended = [each for each in self._set.values() if each.expires_mono <= now_mono]
         for each in ended:
             del self._set[each.knob]
@@ -254,14 +254,14 @@ class Overrides:
         return ended
 
     def to_state(self) -> dict[str, Any]:
-        """What another process needs to go on, as JSON values; monotonic times mean nothing there."""
+        """What another process needs to take over, as JSON values; monotonic times mean nothing there."""
         kept = [{k: v for k, v in asdict(each).items() if k != "expires_mono"} for each in self._set.values()]
         return {"version": STATE_VERSION, "revision": self.revision, "overrides": kept}
 
     def restore(self, state: object, now_mono: float, now_wall: float) -> list[Dropped]:
-        """Go on from ``to_state`` of another process; returns what did not survive.
+        """Take over ``to_state`` of another process; returns what did not survive.
 
-        A life can only shrink: a wall clock that was set back prolongs nothing. Raises StateError, with
+        A lifetime can only shrink: a wall clock that was set back prolongs nothing. Raises StateError, with
         nothing changed, for a state of another version or form.
         """
         revision, entries = _parse_state(state)
@@ -374,7 +374,7 @@ def _is_entry(entry: object) -> bool:
 def _is_field(value: object, kind: type | tuple[type, ...]) -> bool:
     if isinstance(value, bool) or not isinstance(value, kind):
         return False
-    return isinstance(value, str) or _finite(value) is not None  # json reads NaN, which never would expire
+    return isinstance(value, str) or _finite(value) is not None  # json accepts NaN, which would never expire
 
 
 def _finite(value: object) -> float | None:

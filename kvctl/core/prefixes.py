@@ -1,16 +1,16 @@
 """Prefixes that live leases share: counted once while any holder lives.
 
-An engine with prefix caching keeps the blocks of a common beginning once, however many sequences read them.
-Prompts tell their beginnings as borders, ``(tokens, hash)``: equal borders mean equal beginnings. They form a
-tree; a node is a run of borders that the same sequences hold, its ``weight`` how many do. Whole blocks count,
-a block to the node in which it ends, and of a prompt at most what lies before its last token: the engine
-computes that one anew.
+An engine with prefix caching keeps the blocks of a common beginning once, however many sequences read them. A
+prompt describes its beginning by borders, ``(tokens, hash)``: equal borders mean equal beginnings. The
+borders form a tree; a node is a run of borders that the same sequences hold, and its ``weight`` is how many
+do. Whole blocks count, each to the node in which it ends, and of a prompt at most what lies before its last
+token: the engine computes that one anew.
 
     saved = sum over nodes of (weight - 1) x size
 
-is what the leases hold together less than each for itself. It moves with every lease, in integers, so it is
-exactly zero when nobody shares. Borders that two prompts do not have in common are never taken as shared, so
-prompts with other borders share less than they might, and nothing wrongly.
+is what the leases save by sharing. It changes with every lease, in integers, so it is exactly zero when
+nobody shares. Borders that two prompts do not have in common are never taken as shared, so prompts with other
+borders share less than they might, but nothing wrongly.
 """
 
 from bisect import bisect_left
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from kvctl.core.claim import Claim, Prefix
 
 DEEPEST = 16
-"""Nodes that a new prompt walks down at most: what lies deeper is its own. It bounds a decision's time."""
+"""The most nodes that a new prompt walks down: what lies deeper is its own. Bounds the time of a decision."""
 
 Border = tuple[int, int]
 Place = tuple[str, int]  # lease id, and which of its prompts
@@ -32,7 +32,7 @@ class Node:
     """Tokens ``start`` to ``end`` (whole blocks) of all prompts that go through it.
 
     ``ends`` are the prompts that end here, with their sequences. ``ready``: some holder is past its prefill,
-    so the engine has the blocks. ``alive`` is the sum of the holders' chances to live at each step of the
+    so the engine has the blocks. ``alive`` is the sum of the holders' chances to live, at each step of the
     forecast.
     """
 
@@ -69,7 +69,7 @@ class Node:
 
 @dataclass(slots=True)
 class Match:
-    """What a prompt has in common with live ones: nodes with the tokens of each; how many are computed."""
+    """What a prompt shares with live ones: nodes with the tokens of each; how many are computed already."""
 
     nodes: list[tuple[Node, int]]
     tokens: int
@@ -79,9 +79,9 @@ class Match:
 class Changes:
     """What an opening or an end changed.
 
-    ``held``: nodes that a prompt came to or left, with that prompt. ``reshaped``: nodes with the holders of
-    before that begin elsewhere. ``gone``: nodes that are no more, of weight 0. ``leases``: those of others
-    that share from now on or do no more.
+    ``held``: nodes that a prompt joined or left, with that prompt. ``reshaped``: nodes that keep their
+    holders but begin elsewhere. ``gone``: nodes that no longer exist, of weight 0. ``leases``: other leases
+    that begin or cease to share.
     """
 
     __slots__ = ("gone", "held", "leases", "reshaped")
@@ -141,7 +141,7 @@ class Prefixes:
         return changes
 
     def end(self, lease_id: str, claim: Claim) -> Changes:
-        """The prompts of a lease leave; whoever is left holds the rest."""
+        """The prompts of a lease leave; those that are left hold the rest."""
         changes = Changes()
         if self._leaves:
             for index in range(len(claim.prompts)):
@@ -160,10 +160,10 @@ class Prefixes:
                 node.ready = True
 
     def shared(self, lease_id: str, claim: Claim) -> tuple[int, ...] | None:
-        """Tokens of each prompt that others (or its own sequences) hold too; None: nothing of it is."""
+        """Tokens of each prompt that others (or its own sequences) hold too; None: none of it."""
         if not self._leaves:
             return None
-        if len(claim.prompts) == 1:  # nearly all, and a tick asks for every lease
+        if len(claim.prompts) == 1:  # nearly always, and a tick asks for every lease
             own = self._shared_of((lease_id, 0))
             return (own,) if own else None
         shared = tuple([self._shared_of((lease_id, index)) for index in range(len(claim.prompts))])
@@ -260,7 +260,7 @@ class Prefixes:
 
     @staticmethod
     def _join(node: Node, changes: Changes) -> None:
-        """A node that nobody ends in and that has one child is one with it."""
+        """Merge a node in which nobody ends with its only child."""
         (child,) = node.children.values()
         parent = node.parent
         assert parent is not None  # noqa: S101 - roots are not joined
@@ -273,7 +273,7 @@ class Prefixes:
 
 
 def _chain(claim: Claim, index: int) -> Sequence[Border]:
-    """The borders of a prompt that lie before its last token and end a block at least."""
+    """The borders of a prompt that lie before its last token and are at least one block long."""
     chain: Prefix = claim.prefixes[index]
     if chain and chain[-1][0] >= claim.prompts[index]:
         chain = chain[: bisect_left(chain, (claim.prompts[index],))]
@@ -281,7 +281,7 @@ def _chain(claim: Claim, index: int) -> Sequence[Border]:
 
 
 def _common(borders: Sequence[Border], chain: Sequence[Border], at: int) -> int:
-    """How many borders of a node a chain has from ``at`` on: the first at least, by which it was found."""
+    """How many borders a node and a chain share from ``at`` on: at least the first, by which it was found."""
     most = min(len(borders), len(chain) - at)
     if borders[most - 1] == chain[at + most - 1]:
         return most  # equal hashes mean equal beginnings, so all before are equal too

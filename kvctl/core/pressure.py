@@ -10,7 +10,7 @@ from kvctl.core.telemetry import GpuSample, RankSample
 
 CUT = 0.9  # of the term, once per episode of preemptions
 FLOOR = 0.5
-RECOVERY_PER_S = 1.01  # by time alone: tied to load it would stay down all night
+RECOVERY_PER_S = 1.01  # by time alone: tied to load, it would stay down all night
 EPISODE_GAP_S = 2.0  # preemptions closer together belong to one episode
 EPISODE_MAX_S = 5.0  # a storm that goes on is cut again
 OURS_ABOVE = (
@@ -28,10 +28,10 @@ class PreemptionTerm:
         self._last_seen = float("-inf")
 
     def observe(self, preempted: float, usage_ratio: float | None, now: float) -> bool:
-        """``preempted`` more preemptions since the last page; True when they are ours.
+        """``preempted`` more preemptions since the last page; True when over-admission caused them.
 
-        ``usage_ratio`` is the fullest that any rank's pool was seen about then: what is preempted lets go of
-        its blocks, and averages hide the full rank.
+        ``usage_ratio`` is the fullest that any rank's pool was seen around then: a preempted request frees
+        its blocks, and an average hides the full rank.
         """
         self.recover(now)
         if preempted <= 0:
@@ -72,16 +72,16 @@ class MemoryTerm:
         self.value = 1.0
 
     def guard(self, guard_bytes: int) -> None:
-        """Another guard, from the next reading on."""
+        """Use another guard from the next reading on."""
         self._guard = guard_bytes
 
     def engine_started(self) -> None:
-        """What is free next is what this engine leaves free; until it is read, nothing is known."""
+        """The engine started: the next reading shows what it leaves free; until then nothing is known."""
         self._usual.clear()
         self.value = 1.0
 
     def observe(self, cards: Iterable[GpuSample], now: float) -> None:
-        """New readings. Cards without a reading have no say."""
+        """New readings. Cards without a memory reading are ignored."""
         terms = [self._term(card) for card in cards if not card.lost and card.free_bytes is not None]
         if not terms:
             self.unknown(now)
@@ -106,7 +106,7 @@ REOPEN_PER_TICK = 0.1
 
 
 class TelemetryTerm:
-    """Fresh or late: holds. Stale: shrinks by a tenth a poll. Back again: re-opens step by step."""
+    """Fresh or late telemetry: holds. Stale: shrinks by a tenth per poll. Back: re-opens step by step."""
 
     def __init__(self) -> None:
         self.value = 1.0
@@ -129,15 +129,15 @@ class TelemetryTerm:
 
 
 RANKS_FROM = 0.1  # usage of the whole engine below which single requests look like imbalance
-RANKS_FOLLOW = 0.05  # share of the way to the present imbalance that one page goes
+RANKS_FOLLOW = 0.05  # share of the way to the present imbalance, per page
 
 
 class RankTerm:
     """How far the fullest rank is ahead of the average, where the gate sees several ranks as one.
 
     A request lives in one rank, and an engine that chooses the rank itself may choose a full one. So the
-    budget is spent when the fullest rank is, by the pages: it is the sum of the pools times mean over fullest
-    usage. One rank's own budget (1 / ranks) is the floor. With one rank the value stays 1.
+    budget counts as spent when, by the pages, the fullest rank is full: the factor is mean usage over fullest
+    usage. Its floor is one rank's share (1 / ranks). With one rank it stays 1.
     """
 
     def __init__(self) -> None:

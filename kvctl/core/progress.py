@@ -1,9 +1,9 @@
 """How answers advance: tokens per stream event, and the pace of answers that show nothing until their end.
 
-An event of a stream is not always one token: speculative decoding, parsers and a busy API server put
-several into one. The engine's own token counter against the events seen tells how many. Pages lag, and a
-counter that is a second late is far off over a second; so sums over a minute are compared, and what comes of
-them is held to its bounds at the very end: held to them reading by reading, noise could only push it upwards.
+An event of a stream is not always one token: speculative decoding, parsers and a busy API server put several
+into one. The engine's own token counter, compared with the events seen, tells how many. Pages lag, and a
+counter that is a second late is far off over a second; so sums over a minute are compared, and only the final
+ratio is clamped to its bounds: if each reading were clamped, noise could only push it upwards.
 """
 
 SMOOTHING = 0.2
@@ -27,13 +27,13 @@ class Pace:
         self._running = 0
 
     def others_run(self) -> None:
-        """Something generates that shows no events here: the counter cannot be compared with them."""
+        """Something generates that shows no events here: the counter cannot be compared with the events."""
         self._mixed = True
 
     def page(self, generated: float | None, running: int | None, now: float) -> None:
         """A page: ``generated`` tokens since the one before, ``running`` sequences now."""
         before, self._page_at = self._page_at, now
-        most = max(running or 0, self._running)  # those that ended in between generated too
+        most = max(running or 0, self._running)  # those that ended in between have generated too
         self._running = running or 0
         if generated is None or before is None or now <= before:
             self._forget()
@@ -49,7 +49,7 @@ class Pace:
         self.first_token_s += SMOOTHING * (seconds - self.first_token_s)
 
     def silent_output(self, seconds_since_admission: float) -> float:
-        """Tokens that a sequence which shows nothing has probably made by now."""
+        """Tokens that a sequence without visible events has probably made by now."""
         return max(seconds_since_admission - self.first_token_s, 0.0) * self.tokens_per_s
 
     def _learn_pace(self, pace: float) -> None:

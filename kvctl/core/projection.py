@@ -1,22 +1,23 @@
-"""When will there be room: the forecast curve of what is in flight, read along time.
+"""When there will be room: the forecast curve of what is in flight, read along time.
 
-``heights[j]`` is mean plus spread of what is held ``STEPS[j]`` decode steps from now, in KV tokens. A
-request may start at a step when from there on the highest of them, with the most that it will hold itself,
-stays within the budget. The two highs need not meet, so this errs to the late side.
+``heights[j]`` is mean plus spread of what is held ``STEPS[j]`` decode steps from now, in KV tokens. A request
+may start at a step if from there on the highest of them, plus the most that it will hold itself, stays within
+the budget. The two maxima need not coincide, so this errs on the late side.
 """
 
 from collections.abc import Sequence
 from itertools import accumulate
 from math import sqrt
 
-from kvctl.core.curves import RHO, Curve, Z
+from kvctl.core.correlation import RHO_MOST
+from kvctl.core.curves import Curve, Z
 from kvctl.core.survival import STEPS
 
 
-def highest_from(curve: Curve, z: float = Z) -> list[float]:
-    """From each node on, the highest that the curve still reaches, ``z`` spreads up."""
+def highest_from(curve: Curve, z: float = Z, rho: float = RHO_MOST) -> list[float]:
+    """For each node, the highest that the curve still reaches from there on, ``z`` spreads above the mean."""
     heights = [
-        min(mean + z * sqrt(max((1.0 - RHO) * square + RHO * spread * spread, 0.0)), most)
+        min(mean + z * sqrt(max((1.0 - rho) * square + rho * spread * spread, 0.0)), most)
         for mean, spread, square, most in zip(
             curve.means, curve.spreads, curve.squares, curve.most, strict=True
         )
@@ -25,7 +26,7 @@ def highest_from(curve: Curve, z: float = Z) -> list[float]:
 
 
 def steps_until(highest: Sequence[float], room: float) -> float | None:
-    """Decode steps until no more than ``room`` KV tokens are held for good; None: never, by itself."""
+    """Decode steps until at most ``room`` KV tokens are held for good; None: that cannot happen."""
     if room < 0.0:
         return None
     for j, height in enumerate(highest):
@@ -35,7 +36,7 @@ def steps_until(highest: Sequence[float], room: float) -> float | None:
 
 
 def _between(highest: Sequence[float], j: int, room: float) -> float:
-    """Somewhere between the node before ``j`` and ``j``: answers end all along the way."""
+    """Interpolates between the node before ``j`` and ``j``: answers end all along the way."""
     if j == 0:
         return 0.0
     before, after = highest[j - 1], highest[j]

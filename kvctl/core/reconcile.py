@@ -1,28 +1,28 @@
-"""The engine's gauge against the ledger: tokens in the pool that no lease explains.
+"""Compares the engine's gauge with the ledger: tokens in the pool that no lease explains.
 
-Usage is compared with the most that the ledger held over the time that the page may speak of, whole prompts
-of those still prefilling included: pages lag, and prompts are allocated chunk by chunk. Compared with the
-present ledger alone, a lag of seconds would read every lull as foreign traffic. How far a page lags it tells
-itself: its count of generated tokens was the ledger's own count at the moment that it speaks of. Where others
-generate too, the page is ahead of the ledger and is taken for fresh.
+Usage is compared with the most that the ledger held over the time that the page may speak of, including whole
+prompts that are still prefilling: pages lag, and prompts are allocated chunk by chunk. Compared with the
+present ledger alone, a lag of seconds would make every lull look like foreign traffic. The page itself shows
+how far it lags: its count of generated tokens equalled the ledger's count at the moment that it speaks of.
+Where others generate too, the page is ahead of the ledger and is taken for fresh.
 
-What leases share is in the ledger once, as it is in the gauge. Usage that stays above the ledger by a good
-part of what that saves says that the engine keeps nothing in common, unless its own counter of cache hits
-says that it does: then it is foreign traffic.
+What leases share is in the ledger once, as it is in the gauge. If usage stays above the ledger by a good part
+of what sharing saves, the engine does not share prefixes, unless its own counter of cache hits says that it
+does: then the surplus is foreign traffic.
 """
 
 from collections import deque
 from math import inf
 
-LAG_S = 1.5  # how far behind its date a page may speak: gauges and counters are of different moments
-MOST_LAG_S = 20.0  # pages older than that are not told from a count that drifts
+LAG_S = 1.5  # how far a page may lag behind its date: gauges and counters are of different moments
+MOST_LAG_S = 20.0  # an older page cannot be told from a drifting count
 DEAD_ZONE = 0.01  # of capacity
 RISE_PER_POLL = 0.20
 FALL_PER_POLL = 0.02
 WORTH_DOUBT = 0.05  # of capacity: with less saved the gauge cannot tell
 UNSHARED = 0.5  # of what sharing saves, found missing
 DOUBTFUL_PAGES = 15
-DOUBTED_S = 600.0  # then it is tried again
+DOUBTED_S = 600.0  # after which sharing is tried again
 HITS_FADE = 0.98  # a page
 HITS_ENOUGH = 0.5  # of what should have been found in the cache
 
@@ -30,8 +30,8 @@ HITS_ENOUGH = 0.5  # of what should have been found in the cache
 class Dating:
     """Finds the moment of a page: where the ledger's count of tokens, up to a constant, was the engine's.
 
-    The constant is what the engine had made before, and what others made since; it is set anew whenever the
-    page would lie ahead of its question, and when neither side has anything to do.
+    The constant is what the engine had generated before, and what others generated since; it is set anew
+    whenever a page would be dated after it was asked for, and when neither side has anything to do.
     """
 
     def __init__(self) -> None:
@@ -40,19 +40,19 @@ class Dating:
         self._marks: deque[tuple[float, float]] = deque()  # (when, seen by then)
 
     def remember(self, now: float) -> None:
-        """The ledger's count stands like this at ``now``."""
+        """Note the ledger's count at ``now``."""
         self._marks.append((now, self.seen_tokens))
         while len(self._marks) > 1 and self._marks[1][0] < now - MOST_LAG_S:
             self._marks.popleft()
 
     def page(self, generated: float | None, *, idle: bool) -> None:
-        """A page counts so many tokens more than the one before; None: it cannot be compared."""
+        """A page counts ``generated`` tokens more than the one before; None: it cannot be compared."""
         self._counted += generated or 0.0
         if generated is None or idle:
             self._offset = self.seen_tokens - self._counted
 
     def date(self, asked_at: float) -> float:
-        """When that page was true, ``asked_at`` at the latest."""
+        """When the last page was true, ``asked_at`` at the latest."""
         counted = self._counted + self._offset
         then = [(at, seen) for at, seen in self._marks if at <= asked_at]
         if not then:
@@ -71,13 +71,13 @@ class Reconciler:
     def __init__(self) -> None:
         self.unattributed = 0.0
         self._held: deque[tuple[float, float]] = deque()  # (when, KV tokens)
-        self.saved = 0.0  # by sharing, at the last look
-        self.above = 0.0  # of the last page's usage that the ledger does not explain
+        self.saved = 0.0  # KV tokens saved by sharing, at the last comparison
+        self.above = 0.0  # the part of the last page's usage that the ledger does not explain
 
     def remember(self, held_tokens: float, now: float, saved_tokens: float = 0.0) -> None:
-        """What the ledger held at ``now``, whole prompts of those still prefilling included.
+        """Note what the ledger held at ``now``, including whole prompts that are still prefilling.
 
-        ``saved_tokens``: what it would have held more if nothing were shared.
+        ``saved_tokens``: what it would have held in addition if nothing were shared.
         """
         self.saved = saved_tokens
         self._held.append((now, held_tokens))
@@ -85,7 +85,7 @@ class Reconciler:
             self._held.popleft()
 
     def compare(self, used_tokens: float, capacity: int, date: float) -> None:
-        """A page that speaks of ``date`` or later: ``used_tokens`` of ``capacity`` are taken."""
+        """A page that is true for ``date`` or later: ``used_tokens`` of ``capacity`` are taken."""
         latest = self._held[-1][1] if self._held else 0.0
         ours = max((held for at, held in self._held if at >= date - LAG_S), default=latest)
         target = used_tokens - ours
@@ -98,7 +98,7 @@ class Reconciler:
             self.unattributed = 0.0
 
     def blind(self) -> None:
-        """One poll interval without a page to compare with: what was seen once fades all the same."""
+        """One poll interval without a page to compare: the estimate fades all the same."""
         self.unattributed -= FALL_PER_POLL * self.unattributed
 
     def another_pool(self) -> None:
@@ -106,12 +106,12 @@ class Reconciler:
         self.unattributed = self.above = 0.0
 
     def explained(self, tokens: float) -> None:
-        """So much of what no lease explained is in the ledger from now on."""
+        """``tokens`` of what no lease explained are in the ledger from now on."""
         self.unattributed = max(self.unattributed - tokens, 0.0)
 
 
 class SharingCheck:
-    """Whether an engine that says so keeps common prefixes once."""
+    """Judges whether an engine that says so really keeps common prefixes once."""
 
     def __init__(self) -> None:
         self._pages = 0
@@ -120,11 +120,11 @@ class SharingCheck:
         self._found = self._expected = 0.0
 
     def doubted(self, now: float) -> bool:
-        """Whether it is not believed at present."""
+        """Whether sharing is doubted at present."""
         return now < self._doubted_until
 
     def expect(self, tokens: int) -> None:
-        """A request was let in that begins with so many tokens of live ones."""
+        """A request was let in that begins with ``tokens`` tokens of live ones."""
         self._expected += tokens
 
     def page(self, hits_total: float | None, reconciler: Reconciler, capacity: int, now: float) -> bool:

@@ -12,7 +12,7 @@ UNAVAILABLE_RETRY_S = 2.0
 
 
 def never(event: Arrived, proof: NeverFits) -> Reject:
-    """It can never be served."""
+    """The refusal of a request that can never be served."""
     return Reject(
         event.request_id,
         proof.reason,
@@ -24,14 +24,14 @@ def never(event: Arrived, proof: NeverFits) -> Reject:
 
 
 def unavailable(event: Arrived, reason: RejectReason, retry: RetryHints) -> Reject:
-    """Nobody is served now."""
+    """The refusal while nobody is served."""
     prompt = sum(event.shape.prompts)
     wait = retry.spread(UNAVAILABLE_RETRY_S)
     return Reject(event.request_id, reason, needed_tokens=prompt, prompt_tokens=prompt, retry_after_s=wait)
 
 
 def later(case: Case, obstacle: Obstacle, wait_s: float | None, peak: float, budget: int) -> Reject:
-    """Not now. ``peak`` is the forecast peak of what is in flight without it."""
+    """The refusal for now. ``peak`` is the forecast peak of what is in flight without it."""
     return Reject(
         case.event.request_id,
         obstacle.reason,
@@ -58,7 +58,7 @@ def seconds_at_best(obstacle: Obstacle | None, ahead: float, retry: RetryHints, 
 
 
 def seconds_until_gone(obstacle: Obstacle, ahead: float, retry: RetryHints, now: float) -> float:
-    """When to come back, with ``ahead`` KV tokens of those who wait served before."""
+    """Seconds until it is gone, as told to the caller; ``ahead``: KV tokens of waiting requests go first."""
     if obstacle.seconds is not None:
         return retry.after(obstacle.seconds, 1.0, now)
     if obstacle.sequences is not None:

@@ -1,6 +1,6 @@
 """When to come back: Retry-After from the rate at which forecast occupancy drains.
 
-Clients obey the hint to the millisecond and without jitter of their own, so the spread is put on here:
+Clients obey the hint to the millisecond and without jitter of their own, so the spread is added here:
 upwards only, 0-50 %, from a seeded low-discrepancy sequence (law 7: no randomness in the core). Without a
 rate the hint is as long as callers have been refused by now: it doubles with each return of the same caller,
 however many others are refused beside it.
@@ -12,7 +12,7 @@ FLOOR_S = 0.25
 UNKNOWN_S = 1.0  # the first hint when nothing is known of the drain rate
 SPREAD = 0.5
 WINDOW_S = 10.0
-FEWEST_ENDS = 3  # ended leases before a rate is believed
+FEWEST_ENDS = 3  # ended leases before a rate is used
 _GOLDEN = 0.6180339887498949  # its multiples modulo 1 spread evenly
 
 
@@ -22,12 +22,12 @@ class RetryHints:
     def __init__(self, *, longest_s: float, seed: float = 0.0) -> None:
         self._longest = longest_s
         self._drained: deque[tuple[float, float]] = deque()
-        self._total: float | None = None  # of them, None: not summed
+        self._total: float | None = None  # their sum; None: not summed yet
         self._phase = seed % 1.0
         self._refusing_since: float | None = None
 
     def aim(self, longest_s: float) -> None:
-        """The longest hint from now on."""
+        """Set the longest hint from now on."""
         self._longest = longest_s
 
     def drained(self, tokens: float, now: float) -> None:
@@ -70,7 +70,7 @@ class RetryHints:
         return self.spread(max(missing / rate, FLOOR_S))
 
     def spread(self, seconds: float) -> float:
-        """``seconds`` and up to half as much again; at the longest, that is what is spread, not cut off."""
+        """``seconds`` plus up to half as much again; the longest hint is spread too, not cut off."""
         self._phase = (self._phase + _GOLDEN) % 1.0
         return min(seconds, self._longest / (1.0 + SPREAD)) * (1.0 + SPREAD * self._phase)
 

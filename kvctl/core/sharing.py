@@ -1,8 +1,8 @@
-"""Forecast of what leases share: each lease's own part, and what several hold together once.
+"""Forecast of what leases share: each lease's own part, and shared parts once.
 
-Beside the curve of each lease stands one for each node of the tree of prefixes that more than one sequence
-holds. A newcomer is put on as it was judged, with what it adds to those nodes; whose curves are then drawn
-anew by the next tick, or the next end of any that shares. So between two ticks, too, a common part is there
+Beside the curve of each lease there is one for each node of the tree of prefixes that more than one sequence
+holds. A newcomer is added as it was judged, with what it adds to those nodes; their curves are then redrawn
+by the next tick, or at the next end of a lease that shares. So between two ticks, too, a common part is there
 once as long as anyone holds it: the last holder's own curve inherits it.
 """
 
@@ -23,8 +23,8 @@ from kvctl.core.survival import Key, Table
 class Candidate(Curve):
     """What a request will hold by itself and, where that is less, what it adds to what is in flight.
 
-    ``saved``: KV tokens of its claim that others hold, or its own sequences together. ``cached``: prompt
-    tokens that the engine has computed for others. ``at``: the state of the tree for which these three hold.
+    ``saved``: KV tokens of its claim that others hold, or that its own sequences share. ``cached``: prompt
+    tokens that the engine has computed for others. ``at``: the state of the tree for which these hold.
     """
 
     __slots__ = ("adds", "at", "cached", "key", "living", "saved")
@@ -51,11 +51,11 @@ class Sharing:
         self._forecast = forecast
         self._table = table
         self.newcomers = Newcomers(table)
-        self._undrawn: dict[str, Lease] = {}  # let in without a curve, since all were drawn
-        self._stale = False  # what leases share moved unseen: all has to be drawn anew
-        self._common = 0  # KV tokens that several hold together
-        self._looked = False  # at the curve, to decide, since the last tick
-        self._unseen = False  # whether what leases share may move unseen until the next tick
+        self._undrawn: dict[str, Lease] = {}  # let in without a curve since all curves were drawn
+        self._stale = False  # what leases share changed unseen: everything has to be redrawn
+        self._common = 0  # KV tokens that several leases share
+        self._looked = False  # whether a decision has used the curve since the last tick
+        self._unseen = False  # whether what leases share may change unseen until the next tick
         self._alive: dict[Place, list[float]] = {}
         self._state = 0
         self._late_nodes: set[Node] = set()
@@ -73,7 +73,7 @@ class Sharing:
         return sum([match(key[0], asked, index).cached for index in range(len(asked.prompts))])
 
     def weigh(self, candidate: Candidate, asked: Claim) -> Candidate:
-        """The same candidate with what it would add now: one that waited may have lost its companions."""
+        """The candidate with what it would add now: while it waited, those it shared with may have left."""
         if candidate.at == self._state or not asked.prefixes:
             return candidate
         candidate.at = self._state
@@ -85,7 +85,7 @@ class Sharing:
         return candidate
 
     def _share_one(self, candidate: Candidate, asked: Claim) -> None:
-        """A single sequence: its curve less what it shares, and more where others may leave before it."""
+        """For a single sequence: its curve less what it shares, and more where others may leave before it."""
         match = self._ledger.prefixes.match(candidate.key[0], asked, 0)
         living = alive(asked, 0, 0, self._tables(candidate.key))
         candidate.living = [living]
@@ -95,7 +95,7 @@ class Sharing:
             candidate.adds = less_shared(candidate, common_part, match.tokens, living)
 
     def _share_many(self, candidate: Candidate, asked: Claim) -> None:
-        """Several sequences. What its prompts share with each other is seen when it is opened, not before."""
+        """For several sequences. What its prompts share with each other counts only once it is opened."""
         key = candidate.key
         parts: list[Curve] = []
         means: list[list[float]] = []
@@ -130,12 +130,12 @@ class Sharing:
         return crest.peak
 
     def peak_with(self, candidate: Candidate) -> float:
-        """The same, were ``candidate`` let in too, weighed just before, after all were drawn."""
+        """The same, were ``candidate`` let in too; it was weighed just before, with all curves drawn."""
         self._looked = True
         return self._forecast.peak_with(candidate.adds)
 
     def draw(self) -> None:
-        """The curves of those who came without one, before the forecast is read."""
+        """Draw the curves of leases that came without one, before the forecast is read."""
         if self._stale:
             self.rebuild()
             return
@@ -149,7 +149,7 @@ class Sharing:
 
     @property
     def must_draw(self) -> bool:
-        """Whether a lease whose beginning is known may not be opened without its curve now."""
+        """Whether a lease with known prefixes must not be opened without its curve now."""
         return self._ledger.sharing and not self._unseen
 
     def opened_unseen(self, lease: Lease) -> None:
@@ -169,7 +169,7 @@ class Sharing:
             self.newcomers.joined(lease.id, lease.claim, lease.key)
         if not self._ledger.sharing or not lease.claim.prefixes:
             return
-        self._unseen = False  # it may lean on another: whose end is followed
+        self._unseen = False  # it may share with another, whose end must now be followed
         prefixes = self._ledger.prefixes
         for index, living in enumerate(asked.living):
             if prefixes.holds(lease.id, index):
@@ -197,7 +197,7 @@ class Sharing:
         return fell
 
     def _left_to_others(self, lease: Lease) -> float:
-        """What it held with others is theirs alone; returns by how much the forecast fell by that."""
+        """Leave to others what it shared with them; returns by how much the forecast fell by that."""
         if self._unseen:
             self._stale = True
             return sum([self._forecast.remove(node) for node in self._ledger.moved.gone])
@@ -212,17 +212,17 @@ class Sharing:
         return before - self._forecast.level
 
     def tick(self) -> None:
-        """All curves anew; what is shared may move unseen while no decision needs the curve."""
+        """Redraw all curves; what is shared may then change unseen while no decision needs the curve."""
         self._unseen, self._looked, self._stale = not self._looked, False, False
         self.newcomers.redrawn()
         self.rebuild()
         self.peak()
 
     def rebuild(self) -> None:
-        """All curves anew."""
+        """Redraw all curves."""
         self._state += 1
         self._undrawn.clear()
-        if self._stale:  # the curve was needed: until the next tick it follows what is shared step by step
+        if self._stale:  # the curve is needed: until the next tick it follows every change of what is shared
             self._stale = self._unseen = False
         self.newcomers.unknown()
         self._alive.clear()
@@ -267,7 +267,7 @@ class Sharing:
         return [one - other for one, other in zip_longest(node.alive, self._alive[place], fillvalue=0.0)]
 
     def _changed(self) -> None:
-        """What the last opening or end moved is drawn anew before long."""
+        """Have what the last opening or end changed redrawn soon."""
         moved = self._ledger.moved
         self._late_nodes.update(moved.reshaped, moved.gone, [node for node, _ in moved.held])
         self._late_leases.update(moved.leases)
@@ -285,7 +285,7 @@ class Sharing:
 
 
 def common(tokens: int, living: Sequence[float]) -> Curve:
-    """What sequences hold together that will be as many as ``living`` says at each node."""
+    """The curve of ``tokens`` shared by sequences of which ``living[j]`` will live at node j."""
     chances = [1.0 if one >= 1.0 else max(one, 0.0) for one in living]
     spreads = [0.0 if one == 1.0 else tokens * sqrt(one * (1.0 - one)) for one in chances]
     means = [tokens * one for one in chances]
@@ -301,13 +301,13 @@ def added(tokens: int, living: Sequence[float], more: Sequence[float]) -> list[f
 def less_shared(
     whole: Curve, shared: Sequence[tuple[int, Sequence[float]]], tokens: int, own: Sequence[float]
 ) -> Curve:
-    """What a sequence adds that lives as ``own`` says and shares ``tokens`` of its prompt.
+    """What a sequence adds whose chance to live is ``own`` and which shares ``tokens`` of its prompt.
 
-    ``shared``: the parts of these tokens, with those that hold each already.
+    ``shared``: the parts of these tokens, each with the number of its holders that will live.
     """
     means = whole.means
     for size, living in shared:
-        # Both fall with time, so the steps at which somebody lives for certain come first.
+        # both fall with time, so the steps at which somebody certainly lives come first
         over = [
             size * (one + other - 1.0 if other < 1.0 else one)
             for one, other in zip(own, living, strict=False)

@@ -1,4 +1,4 @@
-"""What the gate shows of itself, put together from its parts."""
+"""What the gate reports of itself, put together from its parts."""
 
 from kvctl.core.acceptance import AcceptRatio, Enforcement
 from kvctl.core.budget import Budget
@@ -17,7 +17,7 @@ from kvctl.core.waiting import WaitingRoom
 def limit_shares(
     supply: Supply, demand: Demand, policy: Policy, peak: float, now: float
 ) -> dict[Limit, float]:
-    """How much of each limit is taken with a forecast peak of ``peak`` KV tokens: 1 binds."""
+    """The share of each limit that is taken with a forecast peak of ``peak`` KV tokens; at 1 it binds."""
     shares = {Limit.KV_BUDGET: peak / max(supply.budget.tokens, 1)}
     if policy is Policy.FORECAST:
         shares |= demand.guards.shares(demand.ledger, now)
@@ -29,7 +29,7 @@ Moment = tuple[Budget, EngineState, Policy, bool, int]
 
 
 def scales_of(moment: Moment) -> Scales:
-    """A moment, for the records."""
+    """A moment, in the form of the records."""
     budget, state, policy, draining, leases = moment
     return Scales(
         state=state,

@@ -1,4 +1,4 @@
-"""What the gate shows of itself: one frozen snapshot, read by metrics, admin API, logs and systemd."""
+"""What the gate reports of itself: one frozen snapshot, read by metrics, admin API, logs and systemd."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,13 +29,13 @@ class RankStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueStatus:
-    """Who waits now. Bytes of the bodies held, KV tokens that they will hold by themselves."""
+    """The queue now: bytes of the bodies held, KV tokens that each will hold by itself, summed."""
 
     waiting: Mapping[Priority, int]
     bytes: int
     tokens: float
     oldest_s: float
-    head_starts_in_s: float | None  # by the projection that was frozen; negative: it is late
+    head_starts_in_s: float | None  # by the frozen projection; negative: it is late
     drains_for_large: bool  # others are held back for a large request
 
 
@@ -57,7 +57,7 @@ class GateStatus:
     policy: Policy
     draining: bool
     capacity_tokens: int
-    capacity_known: bool  # False: capacity_tokens is the plan's or the fallback of the settings
+    capacity_known: bool  # False: capacity_tokens is the plan's figure or the settings' fallback
     capacity_source: CapacitySource
     budget_tokens: int
     budget_reason: BudgetReason
@@ -67,14 +67,14 @@ class GateStatus:
     held_tokens: int
     claimed_tokens: int
     unattributed_tokens: int
-    forecast_exceeded_ratio: float | None = None  # of looks at which more was held than forecast
-    forecast_error_ratio: float | None = None  # of what was held against the forecast's mean
-    shared_prefix_tokens: int  # what the leases hold together less than each for itself
+    forecast_exceeded_ratio: float | None = None  # share of looks with more held than the forecast's bound
+    forecast_error_ratio: float | None = None  # of what was held, relative to the forecast's mean
+    shared_prefix_tokens: int  # what the leases save by sharing
     leases: int
     context_tokens: int | None
     models: tuple[str, ...]
     drain_rate_tokens_per_s: float | None
-    binding_limit: Limit  # the one that is nearest to its end
+    binding_limit: Limit  # the one of which the largest share is taken
     guards: GuardStatus
     telemetry_age_s: float | None
     ranks: tuple[RankStatus, ...]

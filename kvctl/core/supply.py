@@ -1,6 +1,7 @@
 """The supply side of the gate: how many KV tokens may be in flight, from telemetry and knobs.
 
-Every change of it is told with its reason (law 9). What is in flight is the demand side: ledger and forecast.
+Every change of the budget is reported with its reason (law 9). What is in flight is the demand side: ledger
+and forecast.
 """
 
 from collections.abc import Sequence
@@ -18,8 +19,8 @@ from kvctl.core.sentence import budget_sentence, state_sentence
 from kvctl.core.telemetry import EngineInfo, GpuSample, RankSample, with_pool
 from kvctl.core.tenants import TenantRule
 
-WORTH_TELLING = 0.01  # of capacity: smaller moves of the budget are not told one by one
-NOTED_EVERY_S = 60.0  # the same remark, at most
+WORTH_TELLING = 0.01  # of capacity: smaller changes of the budget are not reported one by one
+NOTED_EVERY_S = 60.0  # at most this often the same remark
 
 _QUALITY = {
     CapacitySource.ENGINE: "uncertain",
@@ -77,7 +78,7 @@ class Supply:
         self._planned: int | None = None
         self._last_told: Capacity | None = None
         self.capacity = self._read_capacity()
-        self._limits: Limits | None = None  # made anew when something moved
+        self._limits: Limits | None = None  # made anew when something changed
         self._made_of: tuple[float, ...] = ()
         self.budget = self._read_budget()
         self._told = self.budget
@@ -89,7 +90,7 @@ class Supply:
         return self._reconciler.unattributed
 
     def reconfigured(self, config: GateConfig) -> list[Command]:
-        """Another configuration is in force."""
+        """Put another configuration in force."""
         self._config, self._limits = config, None
         self.margin_ratio = config.margin_ratio
         self.view.reconfigured(config.view)
@@ -101,7 +102,7 @@ class Supply:
     def page(
         self, samples: tuple[RankSample, ...], now: float, *, busy: bool = True
     ) -> tuple[Moved, list[Command]]:
-        """A metrics page: what moved since the last, and what to tell; ``busy``: there are leases."""
+        """A metrics page: what moved since the last one, and news; ``busy``: there are leases."""
         first = not self.view.samples
         moved = self.view.scraped(samples, now)
         self._dating.page(moved.generated, idle=not busy and self.view.looks_empty())
@@ -149,7 +150,7 @@ class Supply:
         self._dating.seen_tokens += tokens
 
     def doubt_sharing(self, now: float) -> list[Command]:
-        """After a page was compared: told once when the gauge says that prefixes are not kept in common."""
+        """After a page was compared: the news, once, if the gauge shows that prefixes are not shared."""
         hits = self.view.samples[0].prefix_hits_total if len(self.view.samples) == 1 else None
         saved = self._reconciler.saved
         if not self.sharing.page(hits, self._reconciler, self.capacity.total, now):
@@ -162,7 +163,7 @@ class Supply:
         return [Noted(Note.SHARING_DOUBTED, text)]
 
     def shares_prefixes(self, now: float) -> bool:
-        """Whether common prefixes count once: caching is on, in one pool, and the gauge does not deny it."""
+        """Whether common prefixes count once: caching is on, there is one pool, and the gauge agrees."""
         if not self._config.prefix_sharing or len(self.view.samples) != 1 or self.sharing.doubted(now):
             return False
         return self.view.samples[0].prefix_caching is True
@@ -181,13 +182,13 @@ class Supply:
         return [Noted(Note.ENGINE_DESCRIBED, text), *self._capacity_news()]
 
     def cards(self, samples: Sequence[GpuSample], now: float, *, named: bool | None = None) -> None:
-        """The engine's cards were read; ``named``: these are known to be its, None: as configured."""
+        """The engine's cards were read; ``named``: they are known to be its own; None: as configured."""
         self.view.cards_read(samples, named=named)
         self._memory.observe(samples, now)
 
     def planned(self, tokens: int | None) -> list[Command]:
-        """The planner's figure for one rank; counts while neither engine nor operator tells one."""
-        self._planned = tokens or None  # a plan of 0 is one that went wrong
+        """The planner's figure for one rank, which counts while neither engine nor operator gives one."""
+        self._planned = tokens or None  # a plan of 0 went wrong
         return self._capacity_news()
 
     def cards_unknown(self, now: float) -> None:
@@ -195,20 +196,20 @@ class Supply:
         self._memory.unknown(now)
 
     def foreign_tokens(self) -> float:
-        """KV tokens of others in the pool by the last page: what stands in the way of who would run alone.
+        """KV tokens of others in the pool by the last page, which hinder a request that would run alone.
 
-        ``unattributed`` falls slowly on purpose, so the page itself bounds it; what is below the noise of the
-        comparison is nobody.
+        ``unattributed`` falls slowly on purpose, so the page itself bounds it; less than the noise of the
+        comparison counts as nothing.
         """
         usage, total = self.usage_ratio(), self.capacity.total
         foreign = self.unattributed if usage is None else min(self.unattributed, usage * total)
         return foreign if foreign > DEAD_ZONE * total else 0.0
 
     def takes_alone(self, asked: Claim, *, exact: bool) -> bool:
-        """Larger than the budget, but nothing else runs: judged against capacity, where that is known.
+        """Whether a request larger than the budget may run alone, by the capacity, where that is known.
 
-        Sequences that do not fit together run in turn, so the largest is what must fit a rank. What was only
-        bounded is forwarded: the engine will say, where a 429 would come back for ever.
+        Sequences that do not fit together run in turn, so only the largest must fit a rank. A request that
+        was only bounded is forwarded: the engine decides, where a 429 would repeat for ever.
         """
         capacity = self.capacity
         if not (exact and capacity.known and capacity.exact) or capacity.largest_rank is None:
@@ -241,11 +242,11 @@ class Supply:
         return told + self.settle(now)
 
     def look(self, now: float) -> list[Command]:
-        """The state follows what time has made of it; the budget moves with events alone."""
+        """Let the state follow the time; the budget changes only with events."""
         return [] if self.view.state(now) is self.state else self.settle(now)
 
     def settle(self, now: float) -> list[Command]:
-        """State and budget follow what is known now; tells what changed."""
+        """Let state and budget follow what is known now; returns what changed."""
         told = self._state_news(now)
         before, self.budget = self.budget, self._read_budget()
         if self.budget is before:
@@ -262,7 +263,7 @@ class Supply:
         self.state = after
         if after in SERVING and before not in SERVING:
             if before is EngineState.ASLEEP or (before in _MAYBE_ANOTHER_PROCESS and not self._dated()):
-                self._memory.engine_started()  # a restart that pages tell of is seen there
+                self._memory.engine_started()  # a restart that shows on pages is handled there
             if before is not EngineState.STARTING:
                 self._telemetry.outage_over()
         return [StateChanged(before, after, state_sentence(before, after))]
@@ -314,7 +315,7 @@ class Supply:
             self._telemetry.shrink(self._config.fallback_budget_tokens / whole)
 
     def _silent_but_planned(self) -> bool:
-        """An engine without metrics whose pool the plan, or its description, tells: no fallback needed."""
+        """Whether an engine without metrics has a pool known from its description or the plan."""
         sized = self.view.info.rank_capacity_tokens is not None
         planned = self.capacity.source is CapacitySource.PLAN
         return self.state is EngineState.NO_TELEMETRY and (sized or planned)
@@ -323,7 +324,7 @@ class Supply:
 
     @property
     def limits(self) -> Limits:
-        """What bounds a single request: the same object while nothing moved."""
+        """What bounds a single request: the same object while nothing changes."""
         if self._limits is None:
             self._limits = self._read_limits()
         return self._limits
@@ -341,7 +342,7 @@ class Supply:
         )
 
     def _read_capacity(self) -> Capacity:
-        """A pool does not change while its process lives: once told, it holds through pages that lack it."""
+        """A pool does not change while its process lives: once known, it holds through pages that lack it."""
         fresh = self._told_or_guessed()
         if fresh.source is CapacitySource.ENGINE:
             self._last_told = fresh
@@ -360,7 +361,7 @@ class Supply:
         )
 
     def _read_budget(self) -> Budget:
-        """The same object as before while nothing moved: this is asked at each arrival."""
+        """The same object as before while nothing changes, since each arrival asks for it."""
         made_of = (
             self.capacity.total,
             self.margin_ratio,

@@ -29,6 +29,7 @@ from math import log, sqrt
 from operator import add, itemgetter, mul, neg, sub
 from typing import NamedTuple
 
+from kvctl.core.correlation import RHO_MOST, correlation
 from kvctl.core.prior import (
     CAP_MOST,
     PRIOR_WEIGHT,
@@ -310,6 +311,14 @@ class SurvivalModel:
             slots = [SLOT_OF[tokens >> 3] if tokens < LONGEST else SLOTS - 1 for tokens in lengths]
             for level in _levels(key):
                 self._present.setdefault(level, []).extend(slots)
+
+    def correlation(self) -> float:
+        """How far the lengths of those in flight vary together, by what is known of their classes."""
+        if self.factor < 1.0:
+            return RHO_MOST
+        self._take_in()
+        known = self._histories
+        return correlation((len(leases), len(known.get(key, ()))) for key, leases in self._in_flight.items())
 
     def table(self, key: Key, cap: int) -> Table:
         """S for requests of that class and output cap (the cap itself not applied)."""

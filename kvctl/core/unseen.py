@@ -1,7 +1,7 @@
-"""When a request is over whose end nobody tells: judged by what the engine's page shows.
+"""When a request whose end nobody reports is over: judged by what the engine's page shows.
 
-A response generated in the background is asked for by its id. One that failed may be told as waiting for
-ever, one whose id is not known cannot be asked for. What then ends its lease is one of these:
+The engine is asked for a background response by its id. One that failed may be reported as waiting for ever,
+and one whose id is not known cannot be asked for. Its lease is then ended by one of these:
 
 * **The engine holds no request.** A request that lives is running or waiting from its first step on, so a
   page that shows neither contradicts it, unless the page is older than that step. Pages at four states of the
@@ -21,22 +21,22 @@ from dataclasses import dataclass
 from kvctl.core.outcomes import SERVING, EndReason, EngineState
 from kvctl.core.telemetry import RankSample, is_another_process
 
-SETTLE_S = 1.0  # what an engine may take to see what its server took
+SETTLE_S = 1.0  # after which an engine has certainly seen what its API server took
 EMPTY_STATES = 4
 STALL_SHARE = 1 / 2
 TOOL_SILENCE_S = 600.0
 TIMES_ITS_TOKENS = 3.0
 TURNS = 10
-LEAST_S = 60.0  # of work, before anything is overdue: prompts are computed in it
-DOUBTED = 0.1  # of the pace, where it is not known whether it runs
-LONGEST_STEP_S = 5.0  # between two looks that counts
+LEAST_S = 60.0  # of work before anything is overdue: prompts are computed in it
+DOUBTED = 0.1  # of the pace, while it is not known whether it runs
+LONGEST_STEP_S = 5.0  # longest time between two looks that is counted
 
 _SHOWN = frozenset({EngineState.UP, EngineState.LATE, EngineState.TRIAL})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineWork:
-    """What a gate knows of its engine's work. ``at``: when its page was read; None: there is none."""
+    """What a gate knows of its engine's work. ``at``: when the page was read; None: there is none."""
 
     state: EngineState
     at: float | None
@@ -46,29 +46,29 @@ class EngineWork:
 
     @property
     def shown(self) -> bool:
-        """Whether the page can be believed."""
+        """Whether the page can be trusted."""
         return self.state in _SHOWN and not any(sample.unsupported for sample in self.samples)
 
     @property
     def requests(self) -> int | None:
-        """That run or wait, over all ranks; None: the page does not tell."""
+        """Requests that run or wait, over all ranks; None: the page does not tell."""
         counts = [count for s in self.samples for count in (s.running, s.waiting)]
         known = [count for count in counts if count is not None]
         return sum(known) if known and len(known) == len(counts) else None
 
     @property
     def nobody_waits(self) -> bool:
-        """Whether the page says so."""
+        """Whether the page says that nobody waits."""
         return bool(self.samples) and all(s.waiting == 0 for s in self.samples)
 
     @property
     def counters(self) -> tuple[float | None, ...]:
-        """Of the tokens that went in and out, rank by rank."""
+        """Prompt and output tokens so far, rank by rank."""
         return tuple([n for s in self.samples for n in (s.prompt_tokens_total, s.generation_tokens_total)])
 
 
 class Unseen:
-    """One request without an end, as the looks go by.
+    """Judges one request without a reported end, look by look.
 
     ``begun_at``: when the engine had it, monotonic seconds. ``output``: most tokens that a sequence of it may
     make. ``turns``: the engine may run tools for it, and go on.
@@ -83,7 +83,7 @@ class Unseen:
         self._empty_since: float | None = None
         self._empty_states: set[tuple[float | None, ...]] = set()
         self._samples: tuple[RankSample, ...] = ()
-        self.restarted = False  # the engine, since the request began
+        self.restarted = False  # whether the engine restarted since the request began
 
     def look(self, work: EngineWork, now: float) -> EndReason | None:
         """What the engine shows now; the reason for which the request must be over, None: it may live."""

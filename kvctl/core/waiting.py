@@ -1,11 +1,12 @@
-"""The waiting room: who may wait, until when, and who may pass.
+"""The waiting room: which requests may wait, until when, and which may overtake.
 
 A request waits only where the forecast says that it starts before its deadline: within ``max_wait_s`` and
 within the caller's TTFT target. The head's projected start is frozen when it becomes head; others start
 before it only where the forecast says that this start does not move (backfill, as batch schedulers do it).
 
 A large request fits only a nearly drained engine. Under ``reserve`` it may wait longer, and while it is head
-nobody passes who would still be there at its start: the gate drains for it, at most a share of the time.
+nobody overtakes it who would still be there at its start: the gate drains for it, at most a share of the
+time.
 """
 
 from collections.abc import Callable
@@ -22,14 +23,14 @@ from kvctl.core.retry import RetryHints
 from kvctl.core.status import QueueStatus
 from kvctl.core.supply import Supply
 
-LARGE_SHARE = 0.5  # of the budget: what holds more by itself is large
+LARGE_SHARE = 0.5  # of the budget: a request that holds more by itself is large
 LATE_S = 0.1
-"""An end is seen at once, but what runs has moved at the next tick only."""
+"""An end is seen at once, but running requests advance only at the next tick."""
 Z_START = 0.0
-"""Spreads above the mean at which a start is projected. None: when few are left, the gate counts what all of
-them can hold, not their spread, and most started in half the time that one spread told."""
-TRIED = 16  # that wait behind the head and are looked at whenever something has ended
-NEARLY_ALONE = 0.25  # of what a lease holds on average: with less expected, nobody is probably left
+"""Spreads above the mean at which a start is projected. Zero: when few are left, the gate counts what all of
+them can hold, not their spread, and most started in half the time that one spread predicted."""
+TRIED = 16  # waiting requests behind the head that are tried whenever something has ended
+NEARLY_ALONE = 0.25  # of an average lease: if less is expected to be held, probably nobody is left
 
 
 class WaitingRoom:
@@ -48,7 +49,7 @@ class WaitingRoom:
         self.open = False
 
     def aim(self, config: QueueConfig, ttft_target_s: float | None) -> None:
-        """What is in force from now on."""
+        """Use other settings from now on."""
         self.queue.config = config
         self._reserve.share = config.large_share
         self._ttft = inf if ttft_target_s is None else ttft_target_s
@@ -61,12 +62,12 @@ class WaitingRoom:
     @property
     def tokens(self) -> float:
         """KV tokens of all that wait, by themselves."""
-        return sum(waiter.case.own for waiter in self.queue)
+        return self.queue.tokens
 
     # --- in -----------------------------------------------------------------------------------------
 
     def enter(self, case: Case, obstacle: Obstacle, now: float) -> Queued | None:
-        """Let it wait; None: it is to be refused at once."""
+        """Let it wait; None: it must be refused at once."""
         starts_in = self.foreseen(case, obstacle, now)
         if starts_in is None:
             return None
@@ -98,15 +99,15 @@ class WaitingRoom:
         return self._reserves and case.own > LARGE_SHARE * self._supply.budget.tokens
 
     def _longest(self, *, large: bool) -> float:
-        """A large one has lost its TTFT target anyway."""
+        """The longest wait, in seconds; a large request has lost its TTFT target anyway."""
         config = self.queue.config
         if large:
             return config.large_max_wait_s
         return min(config.max_wait_s, self._ttft - self._demand.first_token_s)
 
     def _starts_in(self, case: Case, obstacle: Obstacle, now: float, *, large: bool) -> float | None:
-        """Seconds until it starts, behind all who wait; None: nobody can say."""
-        ahead = sum(w.case.own for w in self.queue.before(case, now) if large or not w.large)
+        """Seconds until it starts, behind all that wait; None: not known."""
+        ahead = self.queue.tokens_before(case, now, large=large)
         own = self._projected(case, obstacle, ahead, now)
         if own is None:
             return None
@@ -140,7 +141,7 @@ class WaitingRoom:
     # --- out ----------------------------------------------------------------------------------------
 
     def leave(self, request_id: str, now: float) -> Waiter | None:
-        """It waits no more, for whatever reason; None: it did not."""
+        """Take a request out, for whatever reason; None: it did not wait."""
         waiter = self.queue.remove(request_id)
         if waiter is not None and self.queue.head is None:
             self._reserve.end(now)
@@ -151,19 +152,15 @@ class WaitingRoom:
         self.leave(waiter.id, now)
         self.queue.started(waiter)
 
-    def overdue(self, now: float) -> list[Waiter]:
-        """Those whose deadline has passed."""
-        return [waiter for waiter in self.queue if waiter.deadline <= now]
-
     def clear(self, now: float) -> list[Waiter]:
-        """Everybody out."""
+        """Take everybody out."""
         everybody = list(self.queue)
         for waiter in everybody:
             self.leave(waiter.id, now)
         return everybody
 
     def next_to_start(self, judge: Callable[[Case, float], Obstacle | None], now: float) -> Waiter | None:
-        """Who starts now: the head, or one behind it who does not move the head's start."""
+        """The one that starts now: the head, or one behind it that does not delay the head's start."""
         head = self._seat_head(judge, now)
         if head is None:
             return None
@@ -197,7 +194,7 @@ class WaitingRoom:
         return head
 
     def in_the_way(self, case: Case, now: float) -> Obstacle | None:
-        """What keeps one who would fit from passing: it would still be there when the head is to start."""
+        """What keeps a request that fits from overtaking: it would still be there at the head's start."""
         head = self.queue.head
         if head is None or head.starts_at is None or case is head.case:
             return None
@@ -207,9 +204,9 @@ class WaitingRoom:
         if case.static or head.reason not in _FOR_ROOM:
             return Obstacle(RejectReason.QUEUE_AHEAD, tokens=head.case.own)
         steps = max(head.starts_at - now, 0.0) / self._demand.seconds_per_step
-        running = self._demand.in_flight()
-        before = height_at(highest_from(running), steps)
-        after = height_at(highest_from(total([running, case.candidate.adds])), steps)
+        running, rho = self._demand.in_flight(), self._demand.rho
+        before = height_at(highest_from(running, rho=rho), steps)
+        after = height_at(highest_from(total([running, case.candidate.adds]), rho=rho), steps)
         if after <= max(room, before):
             return None
         return Obstacle(RejectReason.QUEUE_AHEAD, tokens=head.case.own)
@@ -217,7 +214,7 @@ class WaitingRoom:
     # --- readings -----------------------------------------------------------------------------------
 
     def status(self, now: float) -> QueueStatus | None:
-        """What is shown of it; None: nobody waits, ever."""
+        """The status of the queue; None: it is off."""
         if not self.open and not self.queue:
             return None
         queue, head = self.queue, self.queue.head
@@ -225,13 +222,13 @@ class WaitingRoom:
             waiting=queue.waiting(),
             bytes=queue.bytes,
             tokens=self.tokens,
-            oldest_s=max((now - waiter.since for waiter in queue), default=0.0),
+            oldest_s=now - next(iter(queue)).since if queue else 0.0,
             head_starts_in_s=None if head is None or head.starts_at is None else head.starts_at - now,
             drains_for_large=self._reserve.draining,
         )
 
 
 _ITS_OWN = TENANT_LIMITS | {RejectReason.TENANT_SHARE}
-"""What holds the head back is its own tenant: nobody else need wait for it."""
+"""Reasons by which only its own tenant holds the head back: nobody else need wait for it."""
 _FOR_ROOM = frozenset({RejectReason.KV_BUDGET, RejectReason.TOO_LARGE_NOW, RejectReason.QUEUE_AHEAD})
-"""Reasons that the curve tells the end of."""
+"""Reasons whose end the curve foretells."""

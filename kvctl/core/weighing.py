@@ -7,7 +7,7 @@ from kvctl.core.supply import Supply
 
 
 def bounded(case: Case, demand: Demand, supply: Supply) -> bool:
-    """Whether it fits by what the peak is at most: then nobody looks at curves."""
+    """Whether it fits by an upper bound of the peak: then nobody needs to look at curves."""
     asked, key = case.asked, case.key
     peak = demand.most_with(asked, key) + supply.unattributed
     if peak > supply.budget.tokens:
@@ -18,7 +18,7 @@ def bounded(case: Case, demand: Demand, supply: Supply) -> bool:
 
 
 def weigh(case: Case, demand: Demand, supply: Supply, policy: Policy, *, may_wait: bool = False) -> None:
-    """The peak with it. One by itself may spread beyond its worst case; who may wait is not held to that."""
+    """Set the peak with it, read off the curve; ``may_wait``: held to its worst case where that is less."""
     case.peak = demand.peak_with(case.asked, case.candidate, policy) + supply.unattributed
     case.bounded, case.cached = False, case.candidate.cached
     if may_wait and case.peak > supply.budget.tokens:

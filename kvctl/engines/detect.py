@@ -5,7 +5,6 @@ carry the engine's prefix, then a page of its own with the fields that only it h
 models. Nothing here does IO: ``kvctl.control.probe`` asks.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 from kvctl.core.telemetry import EngineInfo, RankSample
 from kvctl.engines.base import Engine, Route
 from kvctl.engines.llamacpp import LlamaCpp
+from kvctl.engines.series import json_object
 from kvctl.engines.sglang import SGLang
 from kvctl.engines.sim import Sim
 from kvctl.engines.tgi import TGI
@@ -117,34 +117,26 @@ def _found(name: str, path: str) -> Finding:
     return Finding(engine=name, answered=True, sentence=sentence)
 
 
-def _json(body: str) -> Mapping[str, Any]:
-    try:
-        found = json.loads(body)
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def _by_info(body: str) -> str | None:
     """``/info``: TGI's router, and its sister for embeddings, tell their limits there."""
-    found = _json(body)
+    found = json_object(body)
     if "max_total_tokens" in found and "model_id" in found:
         return "tgi"
     return "tei" if "model_id" in found and "max_batch_tokens" in found else None
 
 
 def _by_server_info(body: str) -> str | None:
-    found = _json(body)
+    found = json_object(body)
     return "sglang" if "model_path" in found and ("tp_size" in found or "internal_states" in found) else None
 
 
 def _by_props(body: str) -> str | None:
-    found = _json(body)
+    found = json_object(body)
     return "llamacpp" if "total_slots" in found and "default_generation_settings" in found else None
 
 
 def _by_models(body: str) -> str | None:
-    cards = _json(body).get("data")
+    cards = json_object(body).get("data")
     named = [card for card in cards if isinstance(card, dict)] if isinstance(cards, list) else []
     owners = [owner for card in named if isinstance(owner := card.get("owned_by"), str)]
     return next((_OWNERS[owner] for owner in owners if owner in _OWNERS), None)
@@ -152,14 +144,14 @@ def _by_models(body: str) -> str | None:
 
 def _by_version(body: str) -> str | None:
     """``/version`` alone is vLLM's way, and other's too: it is asked last."""
-    version = _json(body).get("version")
+    version = json_object(body).get("version")
     if not isinstance(version, str):
         return None
     return "sim" if version.startswith("sim-") else "vllm"
 
 
 def _by_tags(body: str) -> str | None:
-    return "ollama" if isinstance(_json(body).get("models"), list) else None
+    return "ollama" if isinstance(json_object(body).get("models"), list) else None
 
 
 _TELLERS: tuple[tuple[str, Callable[[str], str | None]], ...] = (

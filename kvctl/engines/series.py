@@ -3,6 +3,7 @@
 Law 3: unknown is not zero. A field is a value or the word for why there is none.
 """
 
+import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -114,6 +115,15 @@ def length(value: object) -> int | None:
 def text(value: object) -> str | None:
     """A name in an engine's JSON."""
     return value if isinstance(value, str) and value else None
+
+
+def json_object(body: str | bytes | None) -> Mapping[str, Any]:
+    """The JSON object that an engine answered; empty for anything else."""
+    try:
+        found = json.loads(body or "{}")
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def inside(answer: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""The interface of a source of GPU readings."""
+"""The interface of a source of GPU readings, and the pauses between attempts to get one."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -46,3 +46,26 @@ class GpuSource(Protocol):
     async def close(self) -> None:
         """Release the driver; a later ``read`` opens it again."""
         ...
+
+
+class Backoff:
+    """When to try again: 1, 2, 4 ... 60 seconds after a failure, on the clock of the caller's ``now``."""
+
+    def __init__(self, first_s: float = 1.0, longest_s: float = 60.0) -> None:
+        self._first = first_s
+        self._longest = longest_s
+        self._pause = 0.0
+        self._due_at = 0.0
+
+    def due(self, now: float) -> bool:
+        """Whether the pause after the last failure is over."""
+        return not self._pause or now >= self._due_at
+
+    def failed(self, now: float) -> None:
+        """It failed at ``now``: pause, longer than the last time."""
+        self._pause = min(self._pause * 2, self._longest) if self._pause else self._first
+        self._due_at = now + self._pause
+
+    def reset(self) -> None:
+        """It works again."""
+        self._pause = 0.0

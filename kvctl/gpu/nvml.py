@@ -17,16 +17,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvctl.core.outcomes import SourceFault
-from kvctl.gpu.backoff import Backoff
-from kvctl.gpu.base import GpuReading
+from kvctl.gpu.base import Backoff, GpuReading, GpuSource
 from kvctl.gpu.binding import Nvml, load_binding
 from kvctl.gpu.faults import CardEvent
 from kvctl.gpu.remote import ProcessWorker
-from kvctl.gpu.select import Selector
+from kvctl.gpu.select import Selector, parse_selector
 from kvctl.gpu.session import NvmlSession
 from kvctl.gpu.worker import Isolation, ThreadWorker, Worker, WorkerGoneError
 
 log = logging.getLogger("kvctl.gpu")
+
+NONE = "none"
+AUTO = "auto"  # every card is read; an engine's processes show which of them are its own
 
 _MOST_HUNG = 2
 _SLICE_S = 0.25  # longest wait in one piece: closing waits no longer than that
@@ -196,3 +198,16 @@ class _Lost:
         for uuid in sorted(self._told - lost):
             log.info("card %s is back", uuid)
         self._told = lost
+
+
+def make_source(
+    gpus: Sequence[str], *, timeout_s: float, isolation: Isolation = Isolation.PROCESS
+) -> GpuSource | None:
+    """The source that ``gpus`` names: selectors (kvctl.gpu.select), auto, or none for no source.
+
+    ``timeout_s`` bounds one read. Raises SelectorError for what names no card. Opens nothing yet.
+    """
+    if list(gpus) == [NONE]:
+        return None
+    names = ["all"] if list(gpus) == [AUTO] else gpus
+    return NvmlSource([parse_selector(name) for name in names], timeout_s=timeout_s, isolation=isolation)

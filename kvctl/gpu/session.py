@@ -12,8 +12,7 @@ from dataclasses import replace
 
 from kvctl.core.outcomes import Absence
 from kvctl.core.telemetry import GpuSample
-from kvctl.gpu.backoff import Backoff
-from kvctl.gpu.base import GpuReading
+from kvctl.gpu.base import Backoff, GpuReading
 from kvctl.gpu.binding import LOST, SESSION_LOST, Code, Nvml, NvmlFailure
 from kvctl.gpu.enumerate import enumerate_cards, find_instance
 from kvctl.gpu.faults import CardEvent

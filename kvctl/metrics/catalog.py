@@ -83,7 +83,7 @@ _GPU = {"gpu": OPEN}
 _BUDGET = (
     gauge(
         "kvctl_budget_tokens",
-        "KV tokens that the gate may let be in use: capacity x (1 - margin) x pressure.",
+        "KV tokens that may be in flight: capacity x (1 - margin) x pressure.",
         _ENGINE,
     ),
     gauge(
@@ -93,17 +93,17 @@ _BUDGET = (
     ),
     gauge(
         "kvctl_capacity_known",
-        "1 if the engine or the operator told the capacity, 0 if it is the plan's or the fallback.",
+        "1 if the engine or the operator gave the capacity, 0 if it is the plan's or the fallback.",
         _ENGINE,
     ),
     gauge(
         "kvctl_capacity_source",
-        "1 for who says how large the pool is, 0 for the others.",
+        "1 for the source of the capacity in force, 0 for the others.",
         {**_ENGINE, "source": tuple(CapacitySource)},
     ),
     gauge(
         "kvctl_headroom_tokens",
-        "Budget less forecast peak; negative after the budget fell below what runs.",
+        "Budget less forecast peak; negative after the budget has fallen below what runs.",
         _ENGINE,
     ),
     gauge("kvctl_forecast_peak_tokens", "Highest KV occupancy expected of what is in flight.", _ENGINE),
@@ -111,12 +111,12 @@ _BUDGET = (
     gauge("kvctl_claimed_tokens", "Worst-case KV tokens of the leases.", _ENGINE),
     gauge(
         "kvctl_forecast_exceeded_ratio",
-        "Share of looks at which leases held more than the forecast's bound 64 decode steps before.",
+        "Share of comparisons in which leases held more than the bound forecast 64 decode steps before.",
         _ENGINE,
     ),
     gauge(
         "kvctl_forecast_error_ratio",
-        "What leases held against the forecast's mean 64 decode steps before: above it, or below (negative).",
+        "How far leases held more (negative: less) than the mean forecast 64 decode steps before.",
         _ENGINE,
     ),
     gauge(
@@ -126,25 +126,25 @@ _BUDGET = (
     ),
     gauge(
         "kvctl_shared_prefix_tokens",
-        "KV tokens that the leases hold together less than each for itself: common beginnings counted once.",
+        "KV tokens that the leases save by sharing prefixes, which are counted once.",
         _ENGINE,
     ),
     gauge("kvctl_leases", "Requests admitted and not ended.", _ENGINE),
     gauge("kvctl_margin_ratio", "Share of capacity that on-call keeps free.", _ENGINE),
     gauge(
         "kvctl_pressure_ratio",
-        "Factor that each term puts on the budget; the least counts.",
+        "Factor that each term puts on the budget; only the least applies.",
         {**_ENGINE, "term": tuple(Pressure)},
     ),
     gauge(
         "kvctl_binding_limit",
-        "1 for the limit that is nearest to its end, 0 for the others.",
+        "1 for the limit of which the largest share is taken, 0 for the others.",
         {**_ENGINE, "limit": tuple(Limit)},
     ),
-    gauge("kvctl_prefill_backlog_tokens", "Prompt tokens admitted whose first token has not come.", _ENGINE),
+    gauge("kvctl_prefill_backlog_tokens", "Prompt tokens of requests without a first token.", _ENGINE),
     gauge(
         "kvctl_prefill_rate_tokens_per_second",
-        "Prompt tokens that the engine takes in a second when busy; absent until known.",
+        "Prompt tokens that a busy engine computes per second; absent until known.",
         _ENGINE,
     ),
     gauge(
@@ -159,7 +159,7 @@ _BUDGET = (
     ),
     gauge(
         "kvctl_drain_rate_tokens_per_second",
-        "KV tokens that ending leases free a second; absent until known.",
+        "KV tokens that ending leases free per second; absent until known.",
         _ENGINE,
     ),
     gauge("kvctl_context_tokens", "The engine's context length; absent until known.", _ENGINE),
@@ -171,29 +171,27 @@ _BUDGET = (
 )
 
 _ADMISSION = (
-    counter(
-        "kvctl_requests_total", "Requests answered, by how it ended.", {"route": OPEN, "outcome": OUTCOMES}
-    ),
+    counter("kvctl_requests_total", "Requests answered, by outcome.", {"route": OPEN, "outcome": OUTCOMES}),
     counter("kvctl_admissions_total", "Requests that the gate let in.", _ENGINE),
     counter(
         "kvctl_choices_total",
-        "Requests that were sent to this engine's gate of several, by why to this one.",
+        "Requests sent to this engine where there are several, by why to this one.",
         {**_ENGINE, "reason": tuple(ChoiceReason)},
     ),
     counter(
         "kvctl_rejections_total",
-        "Requests that the gate refused, by why.",
+        "Requests that the gate refused, by reason.",
         {**_ENGINE, "reason": tuple(RejectReason)},
     ),
     counter(
         "kvctl_shadow_rejections_total",
-        "Requests let in that would have been refused were decisions enforced on them, by why.",
+        "Requests let in that would have been refused if the decision had been enforced, by reason.",
         {**_ENGINE, "reason": tuple(RejectReason)},
     ),
     gauge("kvctl_enforce_ratio", "Share of the requests on which decisions are enforced.", _ENGINE),
     gauge(
         "kvctl_accept_ratio",
-        "Share of the requests of the last seconds that was let in; absent while nobody asked.",
+        "Share of the last seconds' requests that were let in; absent while nobody asked.",
         _ENGINE,
     ),
     counter(
@@ -202,7 +200,7 @@ _ADMISSION = (
         {**_ENGINE, "reason": tuple(RejectReason)},
     ),
     gauge("kvctl_queue_requests", "Requests that wait.", {**_ENGINE, "priority": tuple(Priority)}),
-    gauge("kvctl_queue_bytes", "Bodies held of requests that wait.", _ENGINE),
+    gauge("kvctl_queue_bytes", "Bytes of bodies held for requests that wait.", _ENGINE),
     histogram(
         "kvctl_queue_wait_seconds",
         "Time in the queue, whatever became of the request.",
@@ -216,7 +214,7 @@ _ADMISSION = (
     ),
     gauge(
         "kvctl_tenant_in_flight_tokens",
-        "KV tokens that the tenant's requests in flight are charged.",
+        "KV tokens charged for the tenant's requests in flight.",
         {**_ENGINE, "tenant": OPEN},
     ),
     gauge(
@@ -250,7 +248,7 @@ _ADMISSION = (
     ),
     counter(
         "kvctl_token_count_fallbacks_total",
-        "Counts that a method could not make exactly, and left to the next.",
+        "Counts that a method could not make exactly and left to the next one.",
         {"method": tuple(CountMethod), "reason": tuple(Why)},
     ),
     gauge("kvctl_token_count_waiting", "Counts that are queued or under way."),
@@ -260,17 +258,17 @@ _ADMISSION = (
     ),
     counter(
         "kvctl_token_count_samples_total",
-        "Comparisons of a local count with what the engine told, by who told and whether both agree.",
+        "Comparisons of local counts with the engine's, by where its count came from and whether they agree.",
         {"witness": tuple(Witness), "verdict": ("equal", "differs")},
     ),
     counter(
         "kvctl_token_count_characters_total",
-        "Characters of prompts for the local tokenizer: tokenised, or spared as their tokens were known.",
+        "Characters of prompts for the local tokenizer: tokenised, or spared because their count was known.",
         {"outcome": ("tokenised", "spared")},
     ),
     gauge(
         "kvctl_tokenizer_doubted",
-        "1 while the local tokenizer counts other than the engine, and is not used.",
+        "1 while the local tokenizer counts differently from the engine and is not used.",
     ),
 )
 
@@ -288,7 +286,7 @@ _DATA_PLANE = (
     ),
     histogram(
         "kvctl_upstream_inter_token_seconds",
-        "Mean time between the tokens of a streamed answer, one observation an answer.",
+        "Mean time between the tokens of a streamed answer, one observation per answer.",
         GAP_SECONDS,
     ),
     counter(
@@ -334,14 +332,14 @@ _CARDS = (
     gauge("kvctl_gpu_memory_free_bytes", "Memory that nobody holds.", _GPU),
     gauge(
         "kvctl_gpu_memory_used_bytes",
-        "Memory in use; with the driver's own reserve where that is not told apart.",
+        "Memory in use, including the driver's own reserve where that is not reported separately.",
         _GPU,
     ),
     gauge("kvctl_gpu_memory_reserved_bytes", "The driver's own reserve.", _GPU),
     gauge("kvctl_gpu_temperature_celsius", "Temperature of the chip.", _GPU),
     gauge(
         "kvctl_gpu_throttled",
-        "1 if the clocks are held down for the reason.",
+        "1 if the card is throttled for that reason.",
         {**_GPU, "reason": (*THROTTLE_WORDS.values(), THROTTLE_OTHER)},
     ),
     counter(
@@ -351,12 +349,12 @@ _CARDS = (
     ),
     counter(
         "kvctl_gpu_events_total",
-        "What the driver told of the card by itself: Xid and memory errors, by what they mean.",
+        "Events that the driver reported for the card (Xid and memory errors), by what they mean.",
         {**_GPU, "kind": tuple(EventKind)},
     ),
     counter(
         "kvctl_gpu_read_faults_total",
-        "Times that reading the cards began to fail, by why.",
+        "Times that reading the cards began to fail, by fault.",
         {"fault": (*CARD_FAULTS, OTHER)},
     ),
     gauge("kvctl_gpu_lost", "1 if the card fell off the bus.", _GPU),
@@ -373,14 +371,16 @@ _DAEMON = (
         "Unix time when the override ends; absent without one.",
         {"knob": tuple(Knob)},
     ),
-    gauge("kvctl_config_reload_success", "1 if the last reload of the settings went well."),
-    gauge("kvctl_config_revision", "Counts the reloads that changed something, from 1 at the start."),
+    gauge("kvctl_config_reload_success", "1 if the last reload of the settings succeeded."),
+    gauge("kvctl_config_revision", "Number of reloads that changed something, counted from 1 at the start."),
     gauge(
         "kvctl_tls_certificate_expiry_timestamp_seconds",
-        "Unix time when a chain, or the last of several authorities, ends; engine: whose, of its own files.",
+        "Unix time when a chain, or the last of several authorities, expires; engine: whose file it is.",
         {"certificate": CERTIFICATES, "engine": OPEN},
     ),
-    counter("kvctl_decision_log_dropped_total", "Records that did not get into the decision log's file."),
+    counter(
+        "kvctl_decision_log_dropped_total", "Records that could not be written to the decision log's file."
+    ),
     gauge("kvctl_mode", "1 for the mode that the gate is in.", {**_ENGINE, "mode": MODES}),
     gauge("kvctl_policy", "1 for the policy in force.", {**_ENGINE, "policy": tuple(Policy)}),
     gauge("kvctl_build_info", "1; which kvctl it is.", {"version": OPEN, "python": OPEN}),

@@ -35,11 +35,11 @@ class Accounting(Protocol):
         ...
 
     def shares(self, length: int) -> Mapping[str, int]:
-        """Of these blocks, how many for what: the largest is the term that decides."""
+        """These blocks by use: the largest share is the term that decides."""
         ...
 
     def details(self, pool: Pool) -> Mapping[str, object]:
-        """What only this engine logs."""
+        """Figures that only this engine logs."""
         ...
 
 

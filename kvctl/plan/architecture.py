@@ -93,7 +93,7 @@ def describe(document: Mapping[str, Any], name: str = "model") -> Model:
 
 
 def _named(facts: Facts) -> Facts:
-    """With ``model_type`` filled in from ``architectures`` where it is absent."""
+    """``facts`` with ``model_type`` filled in from ``architectures`` where it is absent."""
     if facts.model_type:
         return facts
     for architecture in facts.architectures:

@@ -1,4 +1,4 @@
-"""The memory that is left for KV on one rank, as an interval: what the engine measures, we can only bound.
+"""The memory that is left for KV on one rank, as an interval: the engine measures it, we can only bound it.
 
 ``available = total x utilisation - weights - activation peak - other (NCCL, context) - CUDA graphs (since
 0.21)``, the engine's own sum (vLLM ``v1/worker/gpu_worker.determine_available_memory``). It holds to 0.01
@@ -58,13 +58,13 @@ class Memory:
 
     @property
     def exact(self) -> bool:
-        """Whether there is nothing to bound."""
+        """Whether the memory is a single figure, not an interval."""
         return self.available.low == self.available.high
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """What the person knows of the memory: sizes in GiB of one rank, as the engine logs them.
+    """What the user knows of the memory: sizes in GiB of one rank, as the engine logs them.
 
     ``weights_total_gib`` is the whole model's (a safetensors index), to be divided over TP and PP.
     """

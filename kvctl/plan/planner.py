@@ -94,7 +94,7 @@ def make_plan(model: Model, flags: Flags, given: Given, spec: Model | None = Non
 
 
 def _assumptions(model: Model, setup: Setup, given: Given) -> tuple[str, ...]:
-    """Those that bear on this plan: utilisation does not where the memory was given otherwise."""
+    """The assumptions that matter to this plan: not utilisation, for instance, where the memory was given."""
     outright = (
         given.overhead_gib,
         given.available_gib,

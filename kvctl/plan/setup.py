@@ -23,7 +23,7 @@ _BIG_CARD_GIB, _BIGGEST_CARD_GIB = 70, 160
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flags:
-    """What the person asked for; None = not given, the engine's default. Counts >= 1, ratios in (0, 1]."""
+    """What the user asked for; None = not given, the engine's default. Counts >= 1, ratios in (0, 1]."""
 
     engine: Engine = "vllm"
     version: str | None = None

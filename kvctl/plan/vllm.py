@@ -14,7 +14,7 @@ from kvctl.plan.setup import Setup
 from kvctl.plan.shapes import Attention, Layer, Model, Reach, State
 
 _NO_LAYERS = ("ngram", "suffix", "medusa", "mlp_speculator")
-_CHECKS_ONE_STAGE = (0, 16)  # before, one stage's memory was held against the need of all stages
+_CHECKS_ONE_STAGE = (0, 16)  # before, one stage's memory was compared with the need of all stages
 _SEARCH_TOP = 1 << 27  # tokens; longer contexts are not looked for
 
 

@@ -36,7 +36,7 @@ _OFTEN_PARTIAL = (
     "modelopt_fp4",
     "modelopt",
     "fbgemm_fp8",
-)  # attention left alone more often than not
+)  # attention is left unquantised more often than not
 
 # Logged size over the arithmetic's: norms, biases, alignment; more for what kernels repack.
 _DOUBT_PLAIN, _DOUBT_EIGHT = (0.992, 1.0, 1.012), (0.988, 1.0, 1.015)

@@ -83,7 +83,7 @@ UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _EVENT = msgspec.json.Decoder(_Event)
 _ANSWERS = msgspec.json.Decoder(Answer | list[Answer])
 MOST_TOKENS = 1_000_000_000
-"""Of one answer or prompt. A larger figure is no count (law 3): what sums and floats make of it would stay."""
+"""Of one answer or prompt. A larger figure is not a count (law 3), and would spoil sums for good."""
 _CAPPED = frozenset({"length", "max_tokens", "incomplete", "max_output_tokens", "limit"})
 
 

@@ -152,7 +152,6 @@ def refusal(
     later_status = 429 if own_limit else overload_status
     status = later_status if reject.decision is Decision.REJECT_LATER else 503
     wait_s = _bounded_wait(reject.retry_after_s, retry_after_max_s)
-    later = ("Retry-After", str(math.ceil(wait_s))), ("retry-after-ms", str(math.ceil(wait_s * 1000)))
     message = (
         _busy(reject, wait_s) if reject.decision is Decision.REJECT_LATER else _unavailable(reject, wait_s)
     )
@@ -164,7 +163,7 @@ def refusal(
         code="tenant_budget_exceeded" if own_limit else reject.reason.value,
         request_id=reject.request_id,
     )
-    return _answer(api, fault, *headers, *later)
+    return _answer(api, fault, *headers, *retry_headers(wait_s))
 
 
 def _reason_headers(reject: Reject) -> tuple[tuple[str, str], ...]:
@@ -172,6 +171,11 @@ def _reason_headers(reject: Reject) -> tuple[tuple[str, str], ...]:
     if reject.headroom_tokens is None:
         return headers
     return (*headers, ("x-kvctl-headroom-tokens", str(reject.headroom_tokens)))
+
+
+def retry_headers(wait_s: float) -> tuple[tuple[str, str], tuple[str, str]]:
+    """When to come back, for every client: in whole seconds, and in milliseconds, both rounded up."""
+    return ("Retry-After", str(math.ceil(wait_s))), ("retry-after-ms", str(math.ceil(wait_s * 1000)))
 
 
 def _bounded_wait(seconds: float | None, most: float) -> float:
@@ -288,8 +292,7 @@ def too_many_connections() -> Answer:
         "Retry in a second, or use another replica."
     )
     fault = _Fault(status=503, message=message, type="service_unavailable_error", code="too_many_connections")
-    later = ("Retry-After", "1"), ("retry-after-ms", "1000")
-    return _answer(Api.OPENAI, fault, *later, ("Connection", "close"))
+    return _answer(Api.OPENAI, fault, *retry_headers(1.0), ("Connection", "close"))
 
 
 _EVENT_HEAD = {Api.OPENAI: b"data: ", Api.ANTHROPIC: b"event: error\ndata: ", Api.TGI: b"data: "}

@@ -6,12 +6,12 @@ with the event's own data as its body. Any other stream passes as it came, its h
 """
 
 import asyncio
-import json
 import re
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from kvctl.engines.series import json_object
 from kvctl.proxy.errors import Answer
 from kvctl.proxy.response import Response
 
@@ -78,11 +78,8 @@ def _data_of(block: bytes) -> bytes:
 
 def _status_of(data: bytes) -> int | None:
     """The status that an error event stands for; None: it is not an error, or tells no status."""
-    try:
-        event = json.loads(data)
-    except (ValueError, RecursionError):
-        return None
-    error = event.get("error") if isinstance(event, dict) else None
+    event = json_object(data)
+    error = event.get("error")
     if isinstance(error, Mapping):
         return _status_in(error)
     return _BY_KIND.get(str(event.get("error_type"))) if isinstance(error, str) else None

@@ -143,8 +143,8 @@ class Intake:
             "Nothing was sent to the engine. Retry in a second."
         )
         answer = _plain(api, 503, message, "service_unavailable_error", "body_memory")
-        later = ("Retry-After", "1"), ("retry-after-ms", "1000")
-        return AnswerError(Answer(answer.status, (*_without_retry(answer), *later, _CLOSE), answer.body))
+        headers = (*_without_retry(answer), *errors.retry_headers(1.0), _CLOSE)
+        return AnswerError(Answer(answer.status, headers, answer.body))
 
     def _timed_out(self, api: Api) -> Answer:
         message = (

@@ -9,14 +9,16 @@ the first wins for some, the last for others) the body is refused.
 import asyncio
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from kvctl.proxy.largejson import NotPlainError, parse_large
 from kvctl.proxy.limits import BadRequest, malformed
+
+T = TypeVar("T")
 
 DECIDING = frozenset(
     {
@@ -72,7 +74,12 @@ async def read(body: bytes) -> dict[str, Any] | BadRequest:
     """``read_object``; in a thread where the body is large."""
     if len(body) <= LARGE:
         return read_object(body)
-    return await asyncio.get_running_loop().run_in_executor(_threads, read_object, body)
+    return await in_thread(read_object, body)
+
+
+async def in_thread(work: Callable[[bytes], T], body: bytes) -> T:
+    """``work`` done on a large body, off the loop."""
+    return await asyncio.get_running_loop().run_in_executor(_threads, work, body)
 
 
 def read_object(body: bytes) -> dict[str, Any] | BadRequest:

@@ -8,6 +8,8 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from kvctl.engines.series import json_object
+
 Entry = dict[str, Any]
 _CONTEXT = "max_model_len"
 
@@ -26,11 +28,7 @@ def merged(lists: Iterable[tuple[bytes, Mapping[str, str]]]) -> list[Entry]:
 
 
 def _entries(body: bytes) -> list[Entry]:
-    try:
-        answer = json.loads(body)
-    except (ValueError, RecursionError):
-        return []
-    data = answer.get("data") if isinstance(answer, dict) else None
+    data = json_object(body).get("data")
     return (
         [each for each in data if isinstance(each, dict) and "id" in each] if isinstance(data, list) else []
     )

@@ -5,20 +5,23 @@ A body is read and counted once for all engines that read alike: same adapter, s
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 from aiohttp import web
 from msgspec.structs import replace
 
 from kvctl.core.claim import Prefix, Shape
-from kvctl.engines.base import Route
+from kvctl.engines.base import Form, Route
+from kvctl.proxy import jsonbody
 from kvctl.proxy.bodies import Parsed
 from kvctl.proxy.carrying import RANK_HEADER
 from kvctl.proxy.dispatch import Dispatch
 from kvctl.proxy.limits import BadRequest
-from kvctl.proxy.peek import peek, renamed
+from kvctl.proxy.peek import Peek, peek, renamed
 from kvctl.proxy.routes import Action, LiveRouter, Match
 from kvctl.proxy.seams import Backend, ProxyConfig
+from kvctl.proxy.structure import has_too_many_parts, too_many_parts
 
 
 class Reading(msgspec.Struct, frozen=True):
@@ -91,6 +94,9 @@ class Planner:
 
     async def plan(self, request: web.BaseRequest, match: Match, body: bytes) -> Plan | BadRequest:
         """Who may serve a request whose ``match`` some engine meters; or the refusal to answer with."""
+        large = len(body) > jsonbody.LARGE and match.route is not None and match.route.form is not Form.AUDIO
+        if large and await jsonbody.in_thread(has_too_many_parts, body):
+            return too_many_parts()
         if self._several:
             return await self._plan_several(request, body)
         backend = self._dispatch.backends[0]
@@ -100,10 +106,10 @@ class Planner:
         reading = (Reading(backend, match, body, self._attributed(parsed, request)),)
         if len(backend.lanes) == 1:
             return Plan("", (), None, reading)
-        return Plan("", peek(body).prefixes, request.headers.get(RANK_HEADER), reading)
+        return Plan("", (await _peeked(body)).prefixes, request.headers.get(RANK_HEADER), reading)
 
     async def _plan_several(self, request: web.BaseRequest, body: bytes) -> Plan | BadRequest:
-        seen, backends = peek(body), self._dispatch.backends
+        seen, backends = await _peeked(body), self._dispatch.backends
         maker = self._dispatch.makers.of(seen.previous) if seen.previous else None
         matches = {backend: self.match_of(backend, request) for backend in backends}
         knowing = [backend for backend, each in matches.items() if each.action is Action.GENERATE]
@@ -137,7 +143,10 @@ class Planner:
     async def _read(
         self, backend: Backend, route: Route, model: str, request: web.BaseRequest, body: bytes
     ) -> tuple[bytes, Parsed | BadRequest]:
-        sent = as_known(backend, model, body)
+        if len(body) > jsonbody.LARGE and backend.own_name(model) != model:
+            sent = await jsonbody.in_thread(partial(as_known, backend, model), body)
+        else:
+            sent = as_known(backend, model, body)
         if isinstance(sent, BadRequest):
             return body, sent
         parsed = await backend.reader.read(route, request.headers, sent)
@@ -147,6 +156,11 @@ class Planner:
         """``parsed`` with its tenant, and the priority that it asks for."""
         shape = self._tenancy.attribute(parsed.shape, request.headers)
         return parsed if shape is parsed.shape else replace(parsed, shape=shape)
+
+
+async def _peeked(body: bytes) -> Peek:
+    """``peek``; in a thread where the body is large."""
+    return peek(body) if len(body) <= jsonbody.LARGE else await jsonbody.in_thread(peek, body)
 
 
 def _metered(match: Match) -> Route:

@@ -64,8 +64,7 @@ class Carrier(Protocol):
 class Response:
     """One answer of the engine, and the parser's callbacks for it.
 
-    A parser is made only when something comes that is not in its plainest form; it is then fed the head
-    again.
+    A parser is made only for what is not in its plainest form; it is then fed the head again.
     """
 
     __slots__ = (

@@ -273,6 +273,8 @@ class Proxy:
         self._server: ClientServer | None = None
         self._listeners = Listeners()
         self._sweeper: asyncio.Task[None] | None = None
+        self._patience: asyncio.Timeout | None = None  # of the drain in course
+        self._hurried = False
 
     @property
     def addresses(self) -> list[Any]:
@@ -322,13 +324,20 @@ class Proxy:
         New requests are the gate's to refuse meanwhile: it must have been told of the drain.
         """
         with suppress(TimeoutError):
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(0 if self._hurried else timeout) as self._patience:
                 await self._handler.landed()
                 await self._handler.afterlife.idle.wait()
         for flight in tuple(self._handler.flights):
             flight.cut()
         await self._handler.landed()
         self._handler.afterlife.let_go()
+
+    def hurry(self) -> None:
+        """Let a drain in course end now, and those that come at once."""
+        self._hurried = True
+        if self._patience is not None:
+            with suppress(RuntimeError):  # that drain is over
+                self._patience.reschedule(asyncio.get_running_loop().time())
 
     async def close(self) -> None:
         """Stop listening, cut what still runs, close every connection."""

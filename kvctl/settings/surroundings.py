@@ -24,7 +24,7 @@ def warnings(settings: Settings) -> Iterator[str]:
         remedy = "raise LimitNOFILE (ulimit -Hn)"
         yield f"descriptors: {most} at most, enough for about {most // 2} requests at once; {remedy}"
     if not settings.engine_verify:
-        yield "engine_verify is false: whoever answers at the engine's address is believed, prompts included"
+        yield "engine_verify is false: whoever answers at the engine's address gets all prompts"
     for key in ("tls_key", "engine_client_key"):
         path = getattr(settings, key)
         if path is not None and path.exists() and path.stat().st_mode & 0o007:

@@ -19,9 +19,15 @@ def own_socket(env: Mapping[str, str]) -> Path:
     return Path(env.get("XDG_RUNTIME_DIR") or f"/tmp/kvctl-{os.getuid()}") / "kvctl" / ADMIN_SOCKET.name  # noqa: S108
 
 
-def own_state(env: Mapping[str, str]) -> Path:
-    """Where the state is of such a daemon."""
-    return Path(env.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "kvctl"
+def own_state(env: Mapping[str, str]) -> Path | None:
+    """Where the state is of such a daemon; None: nowhere, its user has no home (in a container, say)."""
+    if given := env.get("XDG_STATE_HOME"):
+        return Path(given) / "kvctl"
+    try:
+        home = Path.home()
+    except RuntimeError:
+        return None
+    return home / ".local" / "state" / "kvctl" if home.is_absolute() else None
 
 
 def writable(folder: Path) -> bool:
@@ -35,9 +41,15 @@ def homely(env: Mapping[str, str]) -> dict[str, str]:
     found = {}
     if not writable(ADMIN_SOCKET.parent):
         found["admin_socket"] = str(own_socket(env))
-    if not writable(STATE_DIR):
-        found["state_dir"] = str(own_state(env))
+    if not writable(STATE_DIR) and (own := own_state(env)) is not None:
+        found["state_dir"] = str(own)
     return found
+
+
+def faults_of_file(env: Mapping[str, str]) -> list[str]:
+    """Why commands cannot read the settings file; empty where they can, or there need be none."""
+    named = env.get(CONFIG_VARIABLE)
+    return toml.read(Path(named or DEFAULT_CONFIG), must_exist=bool(named))[2]
 
 
 def socket_of(env: Mapping[str, str]) -> Path:

@@ -20,7 +20,6 @@ TokenSink = Callable[[Sequence, Finish | None], None]
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    sequence: Sequence
     sink: TokenSink
     arrived: float
     last_token: float | None = None
@@ -56,7 +55,7 @@ class SimulatedEngine:
 
     def submit(self, sequence: Sequence, sink: TokenSink) -> None:
         """Queue a sequence; ``sink`` is called on the loop with each of its tokens."""
-        self._entries[sequence] = _Entry(sequence, sink, self._clock())
+        self._entries[sequence] = _Entry(sink, self._clock())
         self.scheduler.add(sequence)
         self._work.set()
 

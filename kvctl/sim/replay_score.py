@@ -37,6 +37,10 @@ class Figures:
     retry_success_frac: float | None
 
 
+PRINTED = tuple(name for name in Figures.__slots__ if name != "goodput_tokens_per_s")
+"""What a replay's JSON holds of a policy: no more, so that whoever reads it can rely on its form."""
+
+
 def ttft(call: Call) -> float | None:
     """Seconds from the first attempt to the first token."""
     return None if call.first_at is None else call.first_at - call.row.at_s
@@ -85,7 +89,7 @@ def figures(run: Run, target: Target) -> Figures:
 def document(run: Run, target: Target) -> Mapping[str, float | None]:
     """The figures as they are printed in JSON."""
     found = figures(run, target)
-    return {name: getattr(found, name) for name in Figures.__slots__}
+    return {name: getattr(found, name) for name in PRINTED}
 
 
 def recorded_document(run: Run, target: Target) -> Mapping[str, float | None]:

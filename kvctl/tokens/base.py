@@ -21,8 +21,8 @@ class CountMethod(StrEnum):
 class Count(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt tokens of each prompt of a request. ``exact`` False: an upper bound.
 
-    ``prefixes`` says how each prompt begins (one entry a prompt), or nothing at all. ``media``: how many of
-    the tokens are the bound of images, audio and video.
+    ``prefixes`` says how each prompt begins (one entry per prompt), or is empty. ``media``: how many of the
+    tokens are the bound of images, audio and video.
     """
 
     prompts: tuple[int, ...]
@@ -41,10 +41,10 @@ class Count(msgspec.Struct, frozen=True, kw_only=True):
 class CountingStatus:
     """How an engine's prompts are counted now.
 
-    ``doubted``: why the local tokenizer is not used; "": it is, or there is none. ``error_ratio``: tokens
-    miscounted over true ones in the last comparisons with the engine; None: nothing was compared.
-    ``compared``: comparisons so far. ``known_ratio``: of the characters of prompts, those whose tokens were
-    known already; None: nothing was counted locally. ``splits``: whether counts of parts are kept.
+    ``doubted``: why the local tokenizer is not used; "": it is, or there is none. ``error_ratio``: miscounted
+    tokens over true ones in the last comparisons with the engine; None: nothing was compared. ``compared``:
+    comparisons so far. ``known_ratio``: the share of the characters of prompts whose tokens were known
+    already; None: nothing was counted locally. ``splits``: whether counts of parts are cached.
     """
 
     method: CountMethod

@@ -1,8 +1,8 @@
-"""How prompts begin: hashes at borders, by which the gate knows what requests have in common.
+"""How prompts begin: hashes at borders, by which the gate knows what requests share.
 
-A chain hash over the token ids, keyed anew in each process, at every ``BORDER`` tokens: 64 bits that say that
-all tokens up to there are equal, and nothing else of the prompt. The ids are hashed in short runs, so that a
-long prompt in a worker thread lets the loop go on between them.
+A chain hash over the token ids at every ``BORDER`` tokens, keyed anew in each process: where two of these
+64-bit values are equal, so are all tokens up to there, and they tell nothing else of the prompt. The ids are
+hashed in short runs, so that a long prompt in a worker thread lets the loop go on between them.
 """
 
 import asyncio
@@ -24,12 +24,12 @@ _SCORES = ("prompt_logprobs", "prompt_logprob_token_ids")
 
 
 def own_key() -> bytes:
-    """What this process keys its hashes with."""
+    """The key of this process's hashes."""
     return _KEY
 
 
 def use_key(key: bytes) -> None:
-    """Key hashes as another process does that counts for the same gate; before anything is hashed."""
+    """Use the key of another process that counts for the same gate; call it before anything is hashed."""
     global _KEY  # noqa: PLW0603 - one a process, by design
     _KEY = key
 
@@ -40,7 +40,7 @@ class Tokens(int):
     prefix: Prefix = ()
 
     def __new__(cls, count: int, prefix: Prefix = ()) -> Self:
-        """``count`` tokens; ``prefix`` (): shorter than a border."""
+        """``count`` tokens; an empty ``prefix``: shorter than a border."""
         made = super().__new__(cls, count)
         made.prefix = prefix
         return made
@@ -49,7 +49,7 @@ class Tokens(int):
 def prefix_of(ids: Sequence[int]) -> Prefix:
     """``(tokens, hash)`` at every border before the last token, which no engine takes from its cache.
 
-    Ids that no engine would take (negative ones, or beyond 64 bits) begin like nothing else.
+    Ids that no engine would accept (negative, or beyond 64 bits) share with nothing.
     """
     if len(ids) <= BORDER:
         return ()
@@ -76,7 +76,7 @@ async def prefixes_of_lists(lists: Sequence[Sequence[int]]) -> tuple[Prefix, ...
 
 
 def prefixes_of(counts: Sequence[int]) -> tuple[Prefix, ...]:
-    """One prefix a prompt; nothing at all where the beginning of any is not known."""
+    """One prefix per prompt; empty where the beginning of any of them is not known."""
     known = [count.prefix for count in counts if isinstance(count, Tokens)]
     return tuple(known) if len(known) == len(counts) else ()
 
@@ -84,8 +84,8 @@ def prefixes_of(counts: Sequence[int]) -> tuple[Prefix, ...]:
 def as_cached(prefixes: tuple[Prefix, ...], body: Mapping[str, Any]) -> tuple[Prefix, ...]:
     """The prefixes as far as the engine's cache knows them for this body.
 
-    ``cache_salt`` keeps callers apart; and where log-probabilities of the prompt are asked for, the cache is
-    not read.
+    ``cache_salt`` keeps callers apart, and the cache is not read where log-probabilities of the prompt are
+    asked for.
     """
     if not prefixes:
         return ()

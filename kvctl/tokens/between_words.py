@@ -1,17 +1,18 @@
-"""Long texts cut between two words, where their tokens add up whatever the words are.
+"""Cuts long texts between two words, where the token counts of the parts add up whatever the words are.
 
 The cut is before the space in ``[a-z] [a-z]``. It is made only with a tokenizer of which it is known that
 
 * nothing before the space depends on what comes behind, and the other way round: its splitting patterns are
-  of ``_ALTERNATIVES``, each of which takes a space at its first place or in a run of white space alone, and
-  looks ahead from white space alone; so one match ends at the cut and the next one begins there, and the same
-  is found in both halves;
-* nothing of its vocabulary has a space behind a letter, so no merge of BPE goes over the cut;
+  from ``_ALTERNATIVES``, each of which matches a space only at its first place or in a run of white space,
+  and looks ahead only from white space; so one match ends at the cut and the next one begins there, and both
+  halves give the same matches;
+* nothing in its vocabulary has a space behind a letter, so no BPE merge crosses the cut;
 * its normaliser changes characters one by one, or composes them, and a space is composed with nothing;
-* no token that is found before all that has a space behind a letter in it, or takes the spaces behind itself.
+* no token that is matched before all else has a space behind a letter in it, or takes the spaces behind
+  itself.
 
-A part is tokenised in a few milliseconds. Between two parts another thread has its turn, where the ids of one
-long text would keep the interpreter for as long as several events of a stream.
+A part is tokenised in a few milliseconds. Between two parts another thread gets its turn, whereas one long
+text would keep the interpreter for as long as several events of a stream.
 """
 
 import json
@@ -24,7 +25,7 @@ from typing import Any
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 
-LONG = 16_384  # characters; a part has so many at least, and what it takes to the next cut
+LONG = 16_384  # characters: a part has at least so many, and ends at the next cut
 _CUT = re.compile("[a-z](?= [a-z])")
 _SPACES = " \u0120\u2581"  # as themselves, in byte-level vocabularies, in those of SentencePiece
 _INSIDE = re.compile(f"[a-zA-Z][{_SPACES}]")
@@ -82,7 +83,7 @@ _BEHIND = (
 def parts(text: str) -> Iterator[str]:
     """``text`` in parts of ``LONG`` characters or more, as far as it has places to cut.
 
-    Texts that begin alike have the same parts, but for the last one that they have in common.
+    Texts that begin alike have the same parts, except for the last one where they are still alike.
     """
     start, look = 0, LONG
     while look < len(text):
@@ -95,7 +96,7 @@ def parts(text: str) -> Iterator[str]:
 
 
 def adds_up_between_words(tokenizer: Tokenizer) -> bool:
-    """Whether all that makes the cut right is known of ``tokenizer``, and holds where it is tried out."""
+    """Whether ``tokenizer`` is known to meet the conditions for cutting, and passes a trial."""
     return (
         _splits_known(_described(tokenizer.pre_tokenizer))
         and _normalises_known(_described(tokenizer.normalizer))

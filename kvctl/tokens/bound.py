@@ -20,6 +20,9 @@ TOKENS_PER_SCALAR = 24
 NORMALISE_BYTES = 256 * 1024
 
 
+SCALARS = frozenset({int, float, bool, type(None)})
+
+
 def text_bound(text: str) -> int:
     """Most tokens that ``text`` can have, special tokens not counted. Lone surrogates count 3 bytes."""
     if text.isascii():
@@ -31,7 +34,7 @@ def text_bound(text: str) -> int:
 
 
 def json_bound(value: Any) -> int:
-    """Most tokens of all that is written in a JSON value. Iterative: nesting cannot exhaust the stack."""
+    """Most tokens of all text in a JSON value. Iterative: nesting cannot exhaust the stack."""
     total, stack = 0, [value]
     while stack:
         item = stack.pop()
@@ -43,14 +46,17 @@ def json_bound(value: Any) -> int:
             stack.extend(item.values())
         elif isinstance(item, (list, tuple)):
             total += 2 + len(item)
-            stack.extend(item)
+            if SCALARS.issuperset(map(type, item)):  # token ids, say: there may be millions
+                total += TOKENS_PER_SCALAR * len(item)
+            else:
+                stack.extend(item)
         else:
             total += TOKENS_PER_SCALAR
     return total
 
 
 CHAT_KEYS = ("messages", "tools", "documents", "chat_template_kwargs", "chat_template", "reasoning_effort")
-"""What of a chat body can find its way into the prompt."""
+"""The keys of a chat body that can reach the prompt."""
 
 
 def chat_bound(body: Mapping[str, Any]) -> int:

@@ -1,10 +1,10 @@
-"""Do the local tokenizer's counts stand the test of traffic?
+"""Checks the local tokenizer's counts against what the engine says of real traffic.
 
 Whatever the engine tells afterwards (``usage`` of a finished answer, its ``/tokenize`` asked on the side) is
-compared with what was counted before. Of the last ``WINDOW`` comparisons, ``MOST_WRONG`` that differ make the
-tokenizer doubted: a tokenizer of another model is wrong nearly always, a shape that is rendered otherwise now
-and then. It is trusted again after ``ENOUGH_RIGHT`` comparisons in a row that agree, twice as many each time
-that trust was lost with the same engine.
+compared with what was counted before. If ``MOST_WRONG`` of the last ``WINDOW`` comparisons differ, the
+tokenizer is doubted: a tokenizer of another model is nearly always wrong, a template that renders some shape
+differently is wrong now and then. It is trusted again after ``ENOUGH_RIGHT`` agreeing comparisons in a row,
+and twice as many each time that trust was lost with the same engine.
 
 Law 4: while it is doubted, no 400 rests on it.
 """
@@ -22,7 +22,7 @@ _MOST_DOUBLINGS = 6
 
 
 class Witness(StrEnum):
-    """Who told the true count: metric label."""
+    """Where the true count came from: metric label."""
 
     USAGE = "usage"
     TOKENIZE = "tokenize"
@@ -36,13 +36,13 @@ class Calibration:
 
     def __init__(self) -> None:
         self.doubted = False
-        self.why = ""  # in words, while it is doubted
+        self.why = ""  # while it is doubted: why, in words
         self.changed: Callable[[str], None] = lambda _: None
         self.samples: Counter[tuple[Witness, bool]] = Counter()  # by witness and whether both agree
         self._recent: deque[tuple[int, int]] = deque(maxlen=WINDOW)
         self._right = 0  # comparisons in a row that agreed, while it is doubted
         self._losses = 0  # of trust, with this engine
-        self._asked = 0  # times that a comparison with /tokenize was due, since the last change
+        self._asked = 0  # times a comparison with /tokenize was due since the last change
         self._sampled_at = float("-inf")
         self.sampling = 0  # comparisons with /tokenize that are under way
 
@@ -77,7 +77,7 @@ class Calibration:
             self.trust("all probes count as the engine does")
 
     def trust(self, sentence: str) -> None:
-        """What spoke against the tokenizer does not count any more."""
+        """Trust the tokenizer: earlier differences no longer count."""
         self._clear()
         before, self.doubted, self.why = self.doubted, False, ""
         if before:
@@ -95,8 +95,8 @@ class Calibration:
         self._right = self._asked = 0
 
     def due(self, now: float) -> bool:
-        """Whether a request should be counted by the other source too now; asking is taking."""
-        new = self._asked < WINDOW or self.doubted  # in doubt it costs the engine nothing more
+        """Whether a request should now be counted by the other source too; asking uses up the turn."""
+        new = self._asked < WINDOW or self.doubted  # while in doubt this costs the engine nothing extra
         if self.sampling >= MOST_AT_ONCE or not (new or now - self._sampled_at >= SAMPLE_EVERY_S):
             return False
         self._asked += 1

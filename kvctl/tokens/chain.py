@@ -24,6 +24,7 @@ from kvctl.tokens.source import FINAL, OwnTokenizer, Source, Uncountable, Why
 
 _NO_MEDIA_BOUNDS = MediaBounds()
 MOST_SAMPLED = 256 * 1024  # characters of a request that is counted twice
+_LARGE = 256 * 1024  # bytes of a request that is searched and bounded off the loop
 MOST_MEDIA_SCALE = 64.0
 
 _USER = {"role": "user", "content": " Wie warm ist es in Köln? \n"}
@@ -52,7 +53,7 @@ class ChainCounter:
         self.media = media
         self.fallbacks: Tally[tuple[CountMethod, Why]] = Tally()
         self.calibration = Calibration()
-        self.media_scale = 1.0  # over the bounds of media, as usage has shown that they must be
+        self.media_scale = 1.0  # factor on the bounds of media that usage has shown to be needed
         self._own = next((source for source in sources if isinstance(source, OwnTokenizer)), None)
         self._engine = next((source for source in sources if isinstance(source, EngineCounter)), None)
         self._samples: set[asyncio.Task[None]] = set()
@@ -69,11 +70,11 @@ class ChainCounter:
 
     @property
     def doubted(self) -> bool:
-        """Whether the local tokenizer counts other than the engine, and is not used."""
+        """Whether the local tokenizer counts differently from the engine, and so is not used."""
         return self.calibration.doubted
 
     def status(self) -> CountingStatus:
-        """How counting goes."""
+        """The state of counting."""
         found, own = self.calibration, self._own
         seen = 0 if own is None else own.tally.spared + own.tally.tokenised
         return CountingStatus(
@@ -110,7 +111,10 @@ class ChainCounter:
 
     async def count_chat(self, model: str, body: Mapping[str, Any], body_bytes: int) -> Count:
         """Tokens of a chat request; with media parts an upper bound."""
-        texts, media_tokens = without_media(body, self.media)
+        if body_bytes > _LARGE:
+            texts, media_tokens = await asyncio.to_thread(without_media, body, self.media)
+        else:
+            texts, media_tokens = without_media(body, self.media)
 
         async def count(source: Source) -> tuple[int, ...]:
             return (await source.chat(model, texts, body_bytes),)
@@ -120,7 +124,7 @@ class ChainCounter:
             return counted
         media = int(media_tokens * self.media_scale)
         with_media = tuple(tokens + media for tokens in counted.prompts)
-        usual = body.get("mm_processor_kwargs") is None  # larger ones by a caller's wish are no lesson
+        usual = body.get("mm_processor_kwargs") is None  # larger media that a caller asked for teach nothing
         return Count(
             prompts=with_media,
             method=CountMethod.BOUND,
@@ -129,7 +133,7 @@ class ChainCounter:
         )
 
     def learn(self, count: Count, true: int) -> None:
-        """The engine's usage says that a request of that count had ``true`` prompt tokens."""
+        """The engine's usage says that a request counted as ``count`` had ``true`` prompt tokens."""
         counted = sum(count.prompts)
         if count.media and true > counted:
             grown = (true - counted + count.media) / count.media
@@ -138,27 +142,27 @@ class ChainCounter:
             self.calibration.saw(Witness.USAGE, counted, true)
 
     def know_context(self, read: Callable[[], int | None]) -> None:
-        """``read`` tells the engine's context length; texts far beyond it are then not tokenised at all."""
+        """``read`` returns the engine's context length; texts far beyond it are then not tokenised at all."""
         if self._own is not None:
             self._own.context = read
 
     def know_engine(self, read: Callable[[], str]) -> None:
-        """``read`` tells which engine answers: each has its own words for its tokenizer."""
+        """``read`` returns the engine's kind: each has its own API for its tokenizer."""
         for source in self._sources:
             if isinstance(source, EngineCounter):
                 source.know_engine(read)
 
     def know_sharing(self, read: Callable[[], bool]) -> None:
-        """``read`` tells whether requests that begin alike share KV tokens: only then is it told how."""
+        """``read`` returns whether requests that begin alike share KV tokens; else prefixes are unwanted."""
         for source in self._sources:
             if isinstance(source, OwnTokenizer | EngineCounter):
                 source.begins = read
 
     async def verify(self, model: str) -> int | None:
-        """Compare the local tokenizer with the engine's; call it whenever an engine came up.
+        """Compare the local tokenizer with the engine's; call it whenever an engine has come up.
 
-        Returns how many probes differ, and doubts the local tokenizer if any does. None: nothing to compare,
-        or the engine did not answer, and then what was believed stands.
+        Returns how many probes differ, and doubts the local tokenizer if any does. None: there is nothing to
+        compare, or the engine did not answer; then nothing changes.
         """
         engine = self._engine
         if engine is not None:
@@ -178,7 +182,7 @@ class ChainCounter:
         return wrong
 
     async def _differing(self, own: OwnTokenizer, model: str, true: Sequence[int | None]) -> int | None:
-        """How many probes ``own`` counts otherwise; None: nothing can be compared."""
+        """How many probes ``own`` counts differently; None: nothing can be compared."""
         pairs = [(await _probe(own, model, p), told) for p, told in zip(PROBES, true, strict=True)]
         both = [mine != told for mine, told in pairs if mine is not None and told is not None]
         return sum(both) if both else None
@@ -213,12 +217,13 @@ class ChainCounter:
                 if size <= MOST_SAMPLED:
                     self._sample(source, count, sum(prompts))
                 return Count(prompts=prompts, method=source.method, seconds=seconds, prefixes=prefixes)
-        return Count(prompts=bound(), method=CountMethod.BOUND, seconds=time.perf_counter() - started)
+        prompts = await asyncio.to_thread(bound) if size > _LARGE else bound()
+        return Count(prompts=prompts, method=CountMethod.BOUND, seconds=time.perf_counter() - started)
 
     def _sample(
         self, source: Source, count: Callable[[Source], Awaitable[tuple[int, ...]]], counted: int
     ) -> None:
-        """Now and then, count by the other source too, on the side: the engine, or in doubt the local one."""
+        """Now and then count by the other source too, on the side: the engine, or in doubt the local one."""
         own, engine = self._own, self._engine
         if own is None or engine is None or counted > (own.context() or counted):
             return

@@ -51,7 +51,7 @@ def _message(message: Any, *, wrap: bool) -> Message:
         raise _unsure("a message without a role")
     role, content = message["role"], message.get("content")
     if len(message) == 2 and not wrap and isinstance(content, str) and _stays(role, content):
-        return {"role": role, "content": content}  # by far the most
+        return {"role": role, "content": content}  # by far the most common
     texts = _parts(content)
     if role == "system":
         texts = _without_billing_header(texts)
@@ -69,7 +69,7 @@ def _message(message: Any, *, wrap: bool) -> Message:
 
 
 def _stays(role: str, text: str) -> bool:
-    """Whether a message of these two alone is what the template gets."""
+    """Whether a message with only these two is passed to the template as it is."""
     return role in ("user", "assistant") or (role == "system" and not text.startswith(_BILLING_HEADER))
 
 
@@ -142,7 +142,7 @@ def _call(call: Any) -> Message:
 
 
 def _arguments(text: str) -> dict[str, Any]:
-    """Templates want a mapping; the engine makes an empty one of everything else."""
+    """Templates want a mapping; the engine turns everything else into an empty one."""
     try:
         parsed = json.loads(text) if text else {}
     except (ValueError, RecursionError):

@@ -1,7 +1,7 @@
-"""The engine's own ``/tokenize``: exact for whatever template and flags it runs with, for one round trip.
+"""The engine's own ``/tokenize``: exact with whatever template and flags it runs, for one round trip.
 
-Bounded in number and time, so that a slow engine cannot hold arrivals for long; recent answers are kept, as
-callers retry with the same body.
+Bounded in number and time, so that a slow engine cannot hold arrivals for long; recent answers are cached,
+since callers retry with the same body.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ _AS_OPTIONS = (
 )  # /tokenize has no such fields; the template takes them as options
 MOST_PROMPTS = 64
 KEPT_ANSWERS = 1024
-MOST_BEGUN = 16_384  # tokens whose beginning is hashed on the loop: longer prompts share what nobody knows
+MOST_BEGUN = 16_384  # tokens that are hashed on the loop: of longer prompts the prefix stays unknown
 
 
 class EngineCounter:
@@ -55,7 +55,7 @@ class EngineCounter:
         self._max_bytes = max_bytes
         self._kept: OrderedDict[bytes, int] = OrderedDict()
         self.waiting = 0  # asked or waiting to ask: a gauge
-        self.begins: Callable[[], bool] = lambda: False  # whether it is worth knowing how prompts begin
+        self.begins: Callable[[], bool] = lambda: False  # whether prefixes are wanted
 
     async def text(self, model: str, prompts: Sequence[str], *, add_special_tokens: bool) -> tuple[int, ...]:
         """Tokens of each prompt. Raises Uncountable."""

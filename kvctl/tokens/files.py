@@ -3,9 +3,9 @@
 Reads what transformers reads: ``tokenizer.json``; ``tokenizer_config.json`` (special tokens, added tokens,
 template as text or as a named list); ``chat_template.jinja``, which wins; ``config.json`` for the vocabulary.
 
-Llama's SentencePiece tokenizers have two ways to be loaded, which differ by a token where a text begins with
-a space or a special token stands in it: transformers 5 takes the vocabulary of the file and makes the rest
-anew from the config, older ones take the file as it is. The newer way is taken; ``load_again`` has the other.
+Llama's SentencePiece tokenizers can be loaded in two ways, which differ by a token where a text begins with a
+space or contains a special token: transformers 5 takes the vocabulary from the file and rebuilds the rest
+from the config, older versions take the file as it is. The newer way is used; ``load_again`` has the other.
 """
 
 import json
@@ -36,7 +36,7 @@ class ModelFiles:
     vocab_size: int | None  # ids from here on are outside; None: not known
     longest_token: int  # characters
     load_again: Callable[[bool], Tokenizer] | None = None
-    """Loads it as transformers 5 does, or (False) as older ones; None: all do alike."""
+    """Loads it as transformers 5 does, or (False) as older versions do; None: both do the same."""
 
 
 _MADE_ANEW = frozenset({"LlamaTokenizer", "LlamaTokenizerFast"})
@@ -119,7 +119,7 @@ def _token_text(value: Any) -> str:
 
 
 def _add_configured(tokenizer: Tokenizer, config: Mapping[str, Any]) -> None:
-    """Special tokens that stand in the config only are whole tokens to the engine all the same."""
+    """Add special tokens that are only in the config: they are whole tokens to the engine all the same."""
     known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     listed = config.get("additional_special_tokens") or config.get("extra_special_tokens") or []
     more = list(listed.values()) if isinstance(listed, Mapping) else listed

@@ -1,6 +1,6 @@
-"""The tokenizer of engines that do not speak vLLM's ``/tokenize``: asked in their words, answered in vLLM's.
+"""Tokenizers of engines that do not speak vLLM's ``/tokenize``: asked in their API, answered in vLLM's.
 
-Law 4: a 400 needs proof. What cannot be asked for certain is answered with a status that is no count.
+Law 4: a 400 needs proof. What cannot be asked for with certainty is answered with a status and no count.
 """
 
 import json
@@ -18,7 +18,7 @@ _CHAT_FIELDS = ("model", "messages", "tools", "chat_template_kwargs")
 
 
 class Interpreter:
-    """An ``Ask``, which takes what vLLM's /tokenize takes. ``kind`` tells the engine's name."""
+    """An ``Ask`` that takes what vLLM's /tokenize takes. ``kind`` returns the engine's name."""
 
     def __init__(self, post: Post) -> None:
         self._post = post

@@ -1,10 +1,10 @@
-"""The model's own tokenizer and template, in a process beside this one.
+"""The model's own tokenizer and template, in a process of their own.
 
-Law 8: degraded is a state. Native code that crashes over a text takes that process with it, not the daemon:
-what it was counting is bounded by bytes, and a new process takes over. One that is not done long after the
-deadline is ended, and replaced likewise.
+Law 8: degraded is a state. Native code that crashes on a text takes that process with it, not the daemon:
+what it was counting is bounded by bytes, and a new process takes over. A process that is not done long after
+the deadline is killed and replaced likewise.
 
-Nothing of the tokenizer is loaded here, so memory is paid once; and whatever holds the GIL there does not
+Nothing of the tokenizer is loaded here, so memory is used once, and whatever holds the GIL there does not
 stall the loop here. A hand-over costs about a fifth of a millisecond.
 """
 
@@ -62,7 +62,7 @@ class Child:
         self.described: tuple[int | None, list[str]] = told
 
     def end(self) -> None:
-        """Kill it, whatever it is at."""
+        """Kill it, whatever it is doing."""
         self.channel.close()
         self.process.kill()
         self.process.wait()
@@ -71,7 +71,7 @@ class Child:
 class IsolatedCounter(OwnTokenizer):
     """A source of exact counts from a model's files, read by another process.
 
-    ``workers``: its threads. ``timeout_s``: how long a caller waits for a count, its queueing included.
+    ``workers``: its threads. ``timeout_s``: how long a caller waits for a count, queueing included.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class IsolatedCounter(OwnTokenizer):
         return count
 
     async def other_way(self) -> bool:
-        """Load the tokenizer as other versions of the engine's libraries do, or back."""
+        """Load the tokenizer as other versions of the engine's libraries do, or back again."""
         try:
             (turned,) = await self._count("other_way", (), 0)
         except Uncountable:
@@ -125,12 +125,12 @@ class IsolatedCounter(OwnTokenizer):
 
     @property
     def tally(self) -> Tally:
-        """What the cache of segments did so far, in the process that runs now."""
+        """The work of the segment cache so far, in the current process."""
         return self._tally
 
     @property
     def keeps(self) -> bool:
-        """Whether counts of segments are kept."""
+        """Whether counts of segments are cached."""
         return self._keeps
 
     async def close(self) -> None:
@@ -159,7 +159,7 @@ class IsolatedCounter(OwnTokenizer):
         raise Uncountable(Why(found[0]), found[1])
 
     async def _ready(self) -> bool:
-        """Whether the process that was started is listened to by now."""
+        """Wait for a process that was just started; returns whether it can be asked."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._listening.wait(), self._timeout_s)
         return self._writer is not None
@@ -191,7 +191,7 @@ class IsolatedCounter(OwnTokenizer):
 
     def _overdue(self, number: int) -> None:
         if number in self._asked and self._child is not None:
-            self._child.process.kill()  # the end of its socket is seen, and does the rest
+            self._child.process.kill()  # the end of its socket triggers the rest
 
     # --- the process --------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The setting ``tokenizer`` -> a counter."""
+"""Makes the counter that the setting ``tokenizer`` asks for."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from kvctl.tokens.chain import ChainCounter
 from kvctl.tokens.engine import Ask, EngineCounter
-from kvctl.tokens.files import load_files
+from kvctl.tokens.files import TokenizerError, load_files
 from kvctl.tokens.isolated import IsolatedCounter
 from kvctl.tokens.local import LocalCounter
 from kvctl.tokens.media import MediaBounds
@@ -29,16 +29,20 @@ def load_counter(
 ) -> ChainCounter:
     """The counter for ``setting``: a path (local, then engine, then bound), ``engine`` or ``bound``.
 
-    ``media_tokens``: bounds of media parts by kind (``image`` ...) over what the model's folder tells.
-    ``ask`` reaches the engine's /tokenize; None: the engine is not asked. ``isolated``: the local tokenizer
-    runs in a process of its own. Reads files, which takes up to seconds for a large vocabulary: call it
-    before the loop serves, or in a thread. Raises TokenizerError.
+    ``media_tokens``: bounds of media parts by kind (``image`` ...), in place of what the model's folder
+    tells. ``ask`` reaches the engine's /tokenize; None: the engine is not asked. ``isolated``: the local
+    tokenizer runs in a process of its own. Reads files, which takes up to seconds for a large vocabulary:
+    call it before the loop serves, or in a thread. Raises TokenizerError.
     """
     sources: list[Source] = []
     given = {kind: number for kind, number in media_tokens.items() if number is not None}
     media = MediaBounds(**given)
     if setting not in (ENGINE, BOUND):
-        path = Path(setting).expanduser()
+        try:
+            path = Path(setting).expanduser()
+        except RuntimeError:
+            text = f"tokenizer {setting!r}: this user has no home; write the whole path"
+            raise TokenizerError(text) from None
         media = media_bounds(path, media_tokens)
         if isolated:
             sources.append(IsolatedCounter(path, workers=workers, timeout_s=timeout_s))

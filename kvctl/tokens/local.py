@@ -1,8 +1,8 @@
 """The model's own tokenizer and template, in this process.
 
 Law 6: nothing slow on the loop. Short texts are encoded inline (a hand-over costs 0.1 ms); longer ones in a
-few threads, with a deadline and bounds on how many wait and on what they hold. ``encode_batch_fast`` lets go
-of the GIL while it works, ``encode`` does not.
+few threads, with a deadline and bounds on how many wait and on what they hold. ``encode_batch_fast`` releases
+the GIL while it works, ``encode`` does not.
 """
 
 import asyncio
@@ -23,8 +23,8 @@ class LocalCounter(OwnTokenizer):
     """A source of exact counts from a model's files.
 
     ``inline_bytes``: texts up to this length are encoded on the loop. ``workers``: threads for longer ones.
-    ``timeout_s``: how long a caller waits for one of those, its queueing included. ``waiting_bytes``: what
-    all that wait may hold.
+    ``timeout_s``: how long a caller waits for one of those, queueing included. ``waiting_bytes``: the most
+    that all waiting texts together may hold.
     """
 
     def __init__(
@@ -59,21 +59,21 @@ class LocalCounter(OwnTokenizer):
         return count
 
     async def other_way(self) -> bool:
-        """Load the tokenizer as other versions of the engine's libraries do, or back."""
+        """Load the tokenizer as other versions of the engine's libraries do, or back again."""
         return await asyncio.to_thread(self._tokeniser.other_way)
 
     @property
     def tally(self) -> Tally:
-        """What the cache of segments did so far."""
+        """The work of the segment cache so far."""
         return self._tokeniser.tally
 
     @property
     def keeps(self) -> bool:
-        """Whether counts of segments are kept."""
+        """Whether counts of segments are cached."""
         return self._tokeniser.keeps
 
     async def close(self) -> None:
-        """Let the threads end; what they are at is not waited for."""
+        """Let the threads end, without waiting for what they are doing."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def _run(self, count: Callable[[], tuple[int, ...]], size: int) -> tuple[int, ...]:
@@ -95,4 +95,4 @@ class LocalCounter(OwnTokenizer):
         self.waiting -= 1
         self._held -= size
         if not future.cancelled():
-            future.exception()  # a late failure has no reader any more
+            future.exception()  # nobody reads a late failure

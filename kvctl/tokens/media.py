@@ -1,16 +1,16 @@
 """Images, audio and video of a body: a bound per part, never their base64 as text and never 1.
 
-How many tokens a picture takes is the model's affair (a tile count, a pixel budget). The model's own folder
-tells where it is there (``tokens.media_config``); the defaults cover the largest budgets that common models
-use unless told otherwise (Qwen2.5-VL: 16,384 for an image, 24,576 for a video; Whisper-like encoders: 25
-tokens a second of audio). What a part adds is never proof of a 400.
+How many tokens a picture takes depends on the model (a tile count, a pixel budget). Where the model's own
+folder is at hand it tells (``tokens.media_config``); the defaults cover the largest budgets that common
+models use unless configured otherwise (Qwen2.5-VL: 16,384 for an image, 24,576 for a video; Whisper-like
+encoders: 25 tokens per second of audio). What a part adds is never proof of a 400.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kvctl.tokens.bound import TOKENS_PER_SCALAR, text_bound
+from kvctl.tokens.bound import SCALARS, TOKENS_PER_SCALAR, text_bound
 
 TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal", "thinking", "tool_reference"})
 """Content parts that are text to the engine."""
@@ -41,7 +41,7 @@ class MediaBounds:
 
     image: int = 16_384
     video: int = 32_768
-    audio: int = 16_384  # by reference: some eleven minutes
+    audio: int = 16_384  # for a reference: some eleven minutes
     audio_bytes_per_token: int = 100  # inline: base64 of speech at 16 kbit/s, 25 tokens a second
     embeds_bytes_per_token: int = 512  # base64 of one row of 192 values in 16 bits, the narrowest in use
 
@@ -66,7 +66,7 @@ class MediaBounds:
         return total
 
     def _sized(self, kind: str, size: int) -> int:
-        """``size``: characters of the payload or of the reference to it."""
+        """The bound of a medium; ``size``: characters of the payload or of the reference to it."""
         if kind == "embeds":
             return max(1, -(-size // self.embeds_bytes_per_token))
         if kind == "audio":
@@ -86,7 +86,7 @@ def _longest_text(part: Mapping[str, Any]) -> int:
 
 
 def _kind(part: Any) -> str | None:
-    """Which medium a content part is, or None for text and for what the engine will refuse."""
+    """The medium of a content part; None for text and for what the engine will refuse."""
     if not isinstance(part, Mapping):
         return None
     named = part.get("type")
@@ -118,7 +118,7 @@ def _any_parts(messages: list[Any]) -> bool:
 
 
 def bound_of_all(body: Mapping[str, Any], bounds: MediaBounds) -> int:
-    """Most tokens of all that is written in a body of any form, media parts at their own bound.
+    """Most tokens of all text in a body of any form, with media parts at their own bound.
 
     Iterative: nesting cannot exhaust the stack.
     """
@@ -137,7 +137,10 @@ def bound_of_all(body: Mapping[str, Any], bounds: MediaBounds) -> int:
                 stack += [*item.keys(), *item.values()]
         elif isinstance(item, list):
             total += 2 + len(item)
-            stack += item
+            if SCALARS.issuperset(map(type, item)):
+                total += TOKENS_PER_SCALAR * len(item)
+            else:
+                stack += item
         else:
             total += TOKENS_PER_SCALAR
     return total

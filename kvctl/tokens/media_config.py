@@ -41,7 +41,7 @@ def image_tokens(preprocessor: Config, config: Config) -> int | None:
 
 
 def _fixed(preprocessor: Config, config: Config) -> int | None:
-    """Gemma 3 and others: as many for every image."""
+    """Gemma 3 and others: the same number for every image."""
     del preprocessor
     return _number(config.get("mm_tokens_per_image"))
 
@@ -59,7 +59,7 @@ def _tiles(preprocessor: Config, config: Config) -> int | None:
 
 
 def _pixel_budget(preprocessor: Config, config: Config) -> int | None:
-    """Qwen2-VL and what follows it: so many pixels at most, merged squares of patches."""
+    """Qwen2-VL and its successors: a maximum of pixels, in merged squares of patches."""
     del config
     pixels = _number(preprocessor.get("max_pixels")) or _number(
         _inner(preprocessor, "size").get("longest_edge")
@@ -109,7 +109,7 @@ def _number(value: object) -> int | None:
 
 
 def _read(path: Path) -> Config:
-    """A JSON object; empty where there is none that can be read: the defaults then stand."""
+    """A JSON object; empty where none can be read, so that the defaults apply."""
     try:
         data = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):

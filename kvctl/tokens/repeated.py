@@ -1,8 +1,8 @@
-"""Counts of chats that were counted before, by all that the count depends on.
+"""A cache of the counts of whole chats, keyed by all that a count depends on.
 
 A caller that was told to come back sends the same request again, and probes and batches repeat theirs: for
-those neither the template nor the tokenizer is asked a second time. Only short chats are kept (of long ones
-the parts are, see ``tokens.segments``), as hashes, and so many at most.
+those neither the template nor the tokenizer is asked a second time. Only short chats are cached (of long ones
+the parts are, see ``tokens.segments``), as hashes, and up to a maximum.
 """
 
 import marshal
@@ -16,18 +16,18 @@ from kvctl.tokens.source import View
 
 MOST_ENTRIES = 2048
 MOST_BYTES = 8192  # of a chat, as it is hashed
-_FORM = 2  # of marshal: the same bytes for the same values, whoever else holds them
+_FORM = 2  # marshal version: equal values give equal bytes, whatever else refers to them
 
 CHAT_KEYS = (
     *("messages", "tools", "documents", "chat_template", "chat_template_kwargs", "reasoning_effort"),
     *("add_generation_prompt", "continue_final_message", "add_special_tokens"),
 )
 """All of a chat body that a local count depends on."""
-_ABSENT = (Ellipsis,) * len(CHAT_KEYS)  # null is something else
+_ABSENT = (Ellipsis,) * len(CHAT_KEYS)  # differs from null
 
 
 def chat_key(body: Mapping[str, Any], view: View) -> bytes | None:
-    """Stands for all that decides the count; None: too long, or no plain data."""
+    """The key of all that decides the count; None: too long, or not plain data."""
     shown = (view.context, view.begins, list(map(body.get, CHAT_KEYS, _ABSENT)))
     try:
         written = marshal.dumps(shown, _FORM)
@@ -37,7 +37,7 @@ def chat_key(body: Mapping[str, Any], view: View) -> bytes | None:
 
 
 class Repeated:
-    """The counts of the last chats. For several threads at once."""
+    """The counts of the last chats. Thread-safe."""
 
     def __init__(self, most_entries: int = MOST_ENTRIES) -> None:
         self._most = most_entries
@@ -45,7 +45,7 @@ class Repeated:
         self._lock = threading.Lock()
 
     def find(self, key: bytes) -> tuple[int, int] | None:
-        """The count (as it was made), and the characters of the prompt; None: it did not come before."""
+        """The count and the characters of the prompt; None: not cached."""
         with self._lock:
             found = self._kept.get(key)
             if found is not None:

@@ -1,7 +1,7 @@
 """Where chat templates run: jinja2's immutable sandbox, with the helpers that transformers gives them.
 
 What templates do most (a key of a message, a method of a text, a place in a loop) takes a short way through
-the sandbox. It gives what the sandbox would, and is open to nothing that the sandbox has to look at.
+the sandbox. It gives the same results, and never skips a check that the sandbox has to make.
 """
 
 import json
@@ -18,12 +18,12 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 CLOCK = "strftime_now"
 UNSTEADY = (CLOCK, "lipsum", "random")
-"""Helpers with which a template may print another text each time."""
+"""Helpers with which a template may print a different text each time."""
 
 _MISSING = object()
 _OF_DICTS = frozenset(dir(dict))  # an attribute goes before a key of that name
 _HARMLESS = {
-    # formatting is what the sandbox wraps
+    # the sandbox wraps formatting
     str: frozenset(name for name in dir(str) if name[0] != "_") - {"format", "format_map"},
     LoopContext: frozenset({"first", "last", "index", "index0", "revindex", "revindex0", "length", "depth"}),
 }
@@ -58,7 +58,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         """``obj(...)`` in a template."""
         if type(obj) is BuiltinMethodType and type(obj.__self__) is str:
-            kwargs.pop("_loop_vars", None)  # of the compiler, for callables that ask for the context
+            kwargs.pop("_loop_vars", None)  # from the compiler, for callables that want the context
             kwargs.pop("_block_vars", None)
             return obj(*args, **kwargs)
         return super().call(context, obj, *args, **kwargs)

@@ -1,15 +1,15 @@
-"""Counts of the parts of a text between special tokens, kept: the next turn of a chat is tokenised alone.
+"""Caches the counts of a text's parts between special tokens, so that only a chat's new turn is tokenised.
 
-A special token is taken out of the raw text before anything else happens to it. What follows the token meets
-normaliser, pre-tokenizer and merges by itself, so tokens of a text are the tokens of its parts, one after the
-other, if each part but the first begins with such a token. That holds only for a token that no other token
-of the vocabulary can hide, lengthen or eat into, and is tried out at load on texts that would show it
-(``adds_up``): where it fails, nothing is cut and nothing is kept.
+Special tokens are taken out of the raw text before anything else happens to it. What follows such a token
+goes through normaliser, pre-tokenizer and merges by itself. So the tokens of a text are the tokens of its
+parts, one after the other, if each part but the first begins with such a token. That holds only for a token
+that no other token of the vocabulary can hide, lengthen or overlap, and is tried out at load on texts that
+would show it (``adds_up``): where it fails, nothing is cut and nothing is cached.
 
-What is left long between special tokens is cut between words (``tokens.between_words``), if that adds up too.
+Long parts between special tokens are cut between words (``tokens.between_words``), if that adds up too.
 
-Kept are counts, and token ids where it is worth knowing how prompts begin. The store is bounded in entries
-and bytes; it holds hashes, never text.
+The cache holds counts, and token ids where prefixes are wanted. It is bounded in entries and bytes, and its
+keys are hashes, never text.
 """
 
 import hashlib
@@ -26,22 +26,22 @@ from tokenizers import AddedToken, Encoding, Tokenizer
 from kvctl.tokens.between_words import LONG, adds_up_between_words, parts
 from kvctl.tokens.source import Tally
 
-PART = 256  # characters that a part has at least: shorter ones are joined with what follows
+PART = 256  # least characters of a part: shorter ones are joined with what follows
 MOST_CUTS = 32
-ENTRY_BYTES = 200  # what an entry takes besides its ids
+ENTRY_BYTES = 200  # size of an entry without its ids
 _PROBED = 8
 _BORDERS = ("", "a", "The end. ", " \n\n", "\t x", "\u00e9\u6771", "\u2581_", "1,23", "'s", "\U0001f600")
 
 
 class Part(NamedTuple):
-    """Tokens of one part; ``ids`` (unsigned ints) where they were asked for."""
+    """The tokens of one part; ``ids`` (unsigned ints) where they were asked for."""
 
     tokens: int
     ids: "array[int] | None" = None
 
 
 class Segments:
-    """Counts texts by their parts. For several threads at once."""
+    """Counts texts by their parts. Thread-safe."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Segments:
         most_entries: int = 65_536,
         most_bytes: int = 64 * 1024 * 1024,
     ) -> None:
-        """``words``: special tokens that prompts are expected to have, by preference; none: any."""
+        """``words``: special tokens that prompts are expected to have, preferred as cuts; none: any."""
         self._tokenizer = tokenizer
         cuts = cutting_tokens(tokenizer, words)
         self.works = bool(cuts) and adds_up(tokenizer, cuts)
@@ -90,7 +90,7 @@ class Segments:
                 yield piece
 
     def spare(self, characters: int) -> None:
-        """A text was known as a whole."""
+        """Count a text of ``characters`` that was known as a whole."""
         with self._lock:
             self.tally.hits += 1
             self.tally.spared += characters
@@ -133,7 +133,7 @@ class Segments:
 def pieces(text: str, cuts: re.Pattern[str], least: int = PART) -> Iterator[str]:
     """``text`` in parts of ``least`` characters or more (the last may have less), cut before special tokens.
 
-    Texts that begin alike have the same parts, but for the last one that they have in common.
+    Texts that begin alike have the same parts, except for the last one where they are still alike.
     """
     start = 0
     for found in cuts.finditer(text):
@@ -144,7 +144,7 @@ def pieces(text: str, cuts: re.Pattern[str], least: int = PART) -> Iterator[str]
 
 
 def cutting_tokens(tokenizer: Tokenizer, words: Iterable[str] = ()) -> tuple[str, ...]:
-    """Tokens that cut a raw text off before them, whatever stands around; ``words`` first."""
+    """Tokens before which a raw text may be cut, whatever stands around them; ``words`` first."""
     added = [token for token in tokenizer.get_added_tokens_decoder().values() if not token.normalized]
     texts = [token.content for token in added]
     wanted = set(words)
@@ -154,7 +154,7 @@ def cutting_tokens(tokenizer: Tokenizer, words: Iterable[str] = ()) -> tuple[str
 
 
 def _stands_alone(token: AddedToken, texts: Sequence[str]) -> bool:
-    """Whether wherever the token's text occurs, the token is found there."""
+    """Whether the token is found wherever its text occurs."""
     text = token.content
     if token.lstrip or token.single_word or not text or text[0].isalnum() or text[0] == "_":
         return False
@@ -169,7 +169,7 @@ def _overlaps(before: str, after: str) -> bool:
 
 
 def adds_up(tokenizer: Tokenizer, cuts: Sequence[str]) -> bool:
-    """Whether parts have the tokens of the whole, on texts around ``cuts`` that would show it."""
+    """Whether parts have the tokens of the whole, on texts around ``cuts`` that would show a difference."""
     pattern = _pattern(cuts)
     for number, (before, after) in enumerate(product(_BORDERS, _BORDERS)):
         cut, second = cuts[number % len(cuts)], cuts[(number * 3 + 1) % len(cuts)]

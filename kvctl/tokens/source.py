@@ -1,6 +1,6 @@
 """Exact counts, or an exception that says why there is none.
 
-A source answers with the true number or raises ``Uncountable``; what to do instead is the chain's business.
+A source answers with the true number or raises ``Uncountable``; what to do then is up to the chain.
 Law 4: a source that is not sure raises.
 """
 
@@ -18,19 +18,19 @@ from kvctl.tokens.base import CountMethod
 class Why(StrEnum):
     """Why a source has no exact count: metric label."""
 
-    SHAPE = "shape"  # messages, tools or template options of a form it does not render for certain
+    SHAPE = "shape"  # messages, tools or template options that it cannot render with certainty
     TEMPLATE = "template"  # no chat template, or the template raised
-    TEXT = "text"  # the tokenizer refuses it (lone surrogates)
+    TEXT = "text"  # the tokenizer refuses the text (lone surrogates)
     TIMEOUT = "timeout"  # not done within the deadline
     BUSY = "busy"  # too many waiting already
     TOO_LARGE = "too_large"
-    CRASHED = "crashed"  # the process that counts ended over it
+    CRASHED = "crashed"  # the process that counts died from it
     REFUSED = "refused"  # the engine's /tokenize answered an error
     UNREACHABLE = "unreachable"  # the engine's /tokenize did not answer
 
 
 FINAL = frozenset({Why.TIMEOUT, Why.TOO_LARGE, Why.CRASHED})
-"""What one source could not do in time, or broke over, must not be asked of the engine: it would there."""
+"""What one source could not do in time, or crashed on, is not asked of the engine: it would fare the same."""
 
 
 class Uncountable(Exception):  # noqa: N818 - an answer, not an error
@@ -55,14 +55,14 @@ class Source(Protocol):
         ...
 
     async def close(self) -> None:
-        """Let go of threads and connections."""
+        """Release threads and connections."""
         ...
 
 
 class View(msgspec.Struct, frozen=True):
     """What is known of the engine when a text is counted.
 
-    ``context``: tokens, None where it is not known. ``begins``: whether to tell how prompts begin.
+    ``context``: tokens, None where it is not known. ``begins``: whether prefixes are wanted.
     """
 
     context: int | None = None
@@ -71,7 +71,7 @@ class View(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Tally:
-    """What a cache of segments did so far. ``tokenised``: characters encoded; ``spared``: known already."""
+    """The work of a segment cache so far, in characters: ``tokenised`` and, known already, ``spared``."""
 
     hits: int = 0
     misses: int = 0
@@ -82,8 +82,8 @@ class Tally:
 class OwnTokenizer(ABC):
     """A source that has the model's own tokenizer, wherever it runs.
 
-    ``context`` may be set to what reads the engine's context length, where it is known, and ``begins`` to
-    what says whether it is worth knowing how prompts begin: counts are then ``Tokens``. ``lost(sentence)``
+    ``context`` may be set to a function that returns the engine's context length (None: not known), and
+    ``begins`` to one that returns whether prefixes are wanted: counts are then ``Tokens``. ``lost(sentence)``
     is called when a process that counts has ended. ``templates``: the names of its chat templates.
     ``waiting``: counts that are queued or under way.
     """
@@ -112,17 +112,17 @@ class OwnTokenizer(ABC):
 
     @abstractmethod
     async def other_way(self) -> bool:
-        """Load the tokenizer as other versions of the engine's libraries do, or back; False: all do alike."""
+        """Load the tokenizer as other versions of the engine's libraries do, or back; False: they agree."""
 
     @property
     @abstractmethod
     def tally(self) -> Tally:
-        """What the cache of segments did so far."""
+        """The work of the segment cache so far."""
 
     @property
     @abstractmethod
     def keeps(self) -> bool:
-        """Whether counts of segments are kept; False: with this tokenizer they do not add up."""
+        """Whether counts of segments are cached; False: with this tokenizer they do not add up."""
 
     @abstractmethod
     async def close(self) -> None:

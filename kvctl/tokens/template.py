@@ -16,7 +16,7 @@ from kvctl.tokens.sandbox import UNSTEADY, sandbox
 from kvctl.tokens.source import Uncountable, Why
 
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
-# Names that are arguments of the renderer: a request that sets them as template options is not ours to guess.
+# arguments of the renderer: what a request means that sets them as template options cannot be guessed
 _RESERVED = frozenset(
     {
         *("conversation", "messages", "tools", "chat_template", "tokenize", "padding", "truncation"),
@@ -35,7 +35,7 @@ _USUAL: dict[str, Any] = {"add_generation_prompt": True, "continue_final_message
 class ChatTemplate:
     """One compiled template. ``specials`` are the tokens by name that it may print (``bos_token`` ...).
 
-    ``steady``: it prints the same whenever it gets the same.
+    ``steady``: the same input always gives the same output.
     """
 
     def __init__(self, source: str, specials: Mapping[str, str]) -> None:
@@ -55,7 +55,7 @@ class ChatTemplate:
         if not self._knows_developer:
             messages = as_system(messages)
         given = {**self._fixed, **{key: options[key] for key in options if key in self._variables}}
-        given.pop("continue_final_message", None)  # the renderer keeps that one to itself
+        given.pop("continue_final_message", None)  # the renderer does not pass this one on
         given["documents"] = options.get("documents")
         given["add_generation_prompt"] = options.get("add_generation_prompt")
         resume = options.get("continue_final_message")
@@ -64,7 +64,7 @@ class ChatTemplate:
             messages, final = self._tagged(messages)
         given["messages"], given["tools"] = messages, tools
         try:
-            # As Template.render does, which merges the globals anew each time.
+            # as Template.render, which would merge the globals anew each time
             context = self._template.new_context(given, shared=True)
             text = "".join(self._template.root_render_func(context))
         except Exception as error:  # the sandbox, the template's own raise, a type error of its code

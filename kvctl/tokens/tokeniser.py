@@ -1,8 +1,8 @@
-"""Texts and chats -> tokens, by the model's own tokenizer and template: at once, wherever it is called.
+"""Counts texts and chats with the model's own tokenizer and template, synchronously.
 
-A text of more characters than the context has tokens, times the longest token of the vocabulary, is refused
-by the engine before it tokenises (its ``max_chars_per_token`` rule). Such a text is not tokenised here
-either: the least number of tokens that it can have is proof enough (law 4).
+A text with more characters than the context's tokens times the longest token of the vocabulary is refused by
+the engine before it tokenises (its ``max_chars_per_token`` rule). Such a text is not tokenised here either:
+the least number of tokens that it can have is proof enough (law 4).
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from kvctl.tokens.template import ChatTemplate, template_options
 
 
 class Tokeniser:
-    """Counts with a model's files. For several threads at once."""
+    """Counts with a model's files. Thread-safe."""
 
     def __init__(self, files: ModelFiles, *, max_chars: int = 16 * 1024 * 1024) -> None:
         self._templates = files.templates
@@ -32,12 +32,12 @@ class Tokeniser:
 
     @property
     def tally(self) -> Tally:
-        """What the cache of segments did so far."""
+        """The work of the segment cache so far."""
         return self._segments.tally
 
     @property
     def keeps(self) -> bool:
-        """Whether segments are kept; False: with this tokenizer their counts do not add up."""
+        """Whether counts of segments are cached; False: with this tokenizer they do not add up."""
         return self._segments.works
 
     def texts(self, prompts: Sequence[str], add_special_tokens: bool, view: View) -> tuple[int, ...]:
@@ -52,7 +52,7 @@ class Tokeniser:
             parts = [
                 count(text, add_special_tokens=add_special_tokens, with_ids=view.begins) for text in prompts
             ]
-        except Exception as error:  # lone surrogates (TypeError), or whatever the native code could not do
+        except Exception as error:  # lone surrogates (TypeError), or any failure of the native code
             raise Uncountable(Why.TEXT, str(error)) from error
         return tuple([_begun(part) if view.begins else part.tokens for part in parts])
 
@@ -75,7 +75,7 @@ class Tokeniser:
         return counts
 
     def other_way(self) -> bool:
-        """Load the tokenizer as other versions of the engine's libraries do; False: they all do alike.
+        """Load the tokenizer as other versions of the engine's libraries do; False: no difference.
 
         Calling it again goes back. It takes as long as loading does.
         """
@@ -95,7 +95,7 @@ class Tokeniser:
 
 
 def _words(files: ModelFiles) -> list[str]:
-    """Added tokens that the model's templates write."""
+    """Added tokens that the model's templates print."""
     added = [token.content for token in files.tokenizer.get_added_tokens_decoder().values()]
     return [word for word in added if any(word in template.source for template in files.templates.values())]
 

@@ -4,8 +4,8 @@ Standard input is a socket to kvctl. Each message is its length (4 bytes, big-en
 ``marshal``: what kvctl sends is ``(number, kind, arguments)``, what it gets back ``(number, answer, facts)``.
 The first message in is the key for hashes of beginnings and which way to load the files, the first one out
 tells that they are loaded.
-The process ends when the socket does. It runs at a lower priority than kvctl: where cores are short, a long
-prompt is to wait for the streams, not they for it.
+The process ends when the socket does. It runs at a lower priority than kvctl: where cores are scarce, a long
+prompt should wait for the streams, not the other way round.
 """
 
 import marshal
@@ -39,13 +39,13 @@ def read_message(read: Callable[[int], bytes]) -> Any:
 
 
 def message(content: Any) -> bytes:
-    """Bytes of a message. Raises ValueError for what is not plain data."""
+    """A message in bytes. Raises ValueError for what is not plain data."""
     body = marshal.dumps(content)
     return LENGTH.pack(len(body)) + body
 
 
 def answer(tokeniser: Tokeniser, kind: str, given: tuple[Any, ...]) -> tuple[str, Any]:
-    """What is answered to a question."""
+    """The answer to one question."""
     try:
         counts = _KINDS[kind](tokeniser, *given)
     except Uncountable as reason:
@@ -54,7 +54,7 @@ def answer(tokeniser: Tokeniser, kind: str, given: tuple[Any, ...]) -> tuple[str
 
 
 def as_counts(found: list[tuple[int, Any]]) -> tuple[int, ...]:
-    """The numbers of an answer, as a tokeniser gave them."""
+    """The counts in an answer, as the tokeniser gave them."""
     return tuple([count if prefix is None else Tokens(count, prefix) for count, prefix in found])
 
 

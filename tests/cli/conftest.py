@@ -16,9 +16,10 @@ from kvctl.admin.pace import Pace
 from kvctl.admin.server import AdminApi, AdminServer
 from kvctl.control.journal import Journal
 from kvctl.core.overrides import bounds
+from tests import warm
 from tests.admin.conftest import DEFAULTS, Stand
 
-MAIN = "from kvctl.cli.main import main; main()"
+MAIN = warm.MAIN
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@ import asyncio
 import json
 import subprocess
 import sys
+import tarfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -219,7 +220,22 @@ async def test_an_answer_that_never_comes(kvctl: Kvctl, tmp_path: Path) -> None:
 
     async with await asyncio.start_unix_server(silent, tmp_path / "kvctl.sock"):
         done = await kvctl("status", "--timeout", "0.2")
-    assert (done.status, "no answer within 0.2 s" in done.err) == (6, True)
+        assert (done.status, "no answer within 0.2 s; the daemon hangs or is very busy" in done.err) == (
+            6,
+            True,
+        )
+        done = await kvctl("drain", "--timeout", "0.2")
+        assert (done.status, "whether it was done is not known (kvctl status, kv" in done.err) == (6, True)
+        target = tmp_path / "it.tar.gz"
+        done = await kvctl("support", "--timeout", "0.2", "--file", str(target))
+        assert (done.status, done.err.count("no answer within 0.2 s")) == (0, 1)
+        done = await kvctl(
+            "doctor", "--timeout", "0.2", KVCTL_ENGINE_URL="http://127.0.0.1:1", KVCTL_GPUS="none"
+        )
+        assert "    -> see its log; restart it if it hangs" in done.out
+    with tarfile.open(target) as archive:
+        members = {name.removeprefix("kvctl-support/") for name in archive.getnames()}
+    assert {"status.json", "config-of-file.json", "audit.jsonl"} <= members
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ REFUSED = Reject(
     "a-1",
     RejectReason.KV_BUDGET,
     needed_tokens=400,
+    prompt_tokens=300,
     claim=CLAIM,
     forecast_tokens=9_700.0,
     headroom_tokens=200,
@@ -87,4 +88,4 @@ def test_when_there_will_be_room() -> None:
     assert "said    queue: kv_budget" in text
     assert "its start is foreseen 0.42 s after it came" in text
     assert "when" not in text
-    assert "when" not in seen(Reject("", RejectReason.DRAINING, needed_tokens=300))
+    assert "when" not in seen(Reject("", RejectReason.DRAINING, needed_tokens=300, prompt_tokens=300))

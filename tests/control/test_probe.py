@@ -104,8 +104,7 @@ async def test_a_stranger_is_named_once_and_asked_again_after_a_while(
         detector = Detector(engine, poller, it.clock)
         it.answers = {"/metrics": (200, "nv_inference_count 1\n")}
         assert not await detector.settle()
-        assert detector.finding is not None
-        assert detector.finding.engine == "triton"
+        assert (await probe(poller)).engine == "triton"
         assert engine.name == "vllm"
         it.asked.clear()
         assert not await detector.settle()
@@ -129,5 +128,4 @@ async def test_who_still_loads_keeps_the_adapter_that_is_there() -> None:
         it.now += SOON_S
         await asyncio.gather(detector.settle())
         assert engine.name == "llamacpp"
-        assert detector.finding is not None
-        assert detector.finding.engine == "llamacpp"
+        assert (await probe(poller)).engine == "llamacpp"

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvctl.core.claim import Claim, Limits, claim, round_up
-from kvctl.core.curves import CROWDED, RHO, Curve, Z, at_node, curve, sketch_or_curve, total
+from kvctl.core.correlation import RHO_LEAST, RHO_MOST
+from kvctl.core.curves import CROWDED, Curve, Z, at_node, curve, sketch_or_curve, total
 from kvctl.core.events import Admit
 from kvctl.core.forecast import Forecast
 from kvctl.core.outcomes import EndReason, Policy
@@ -32,7 +33,7 @@ def one(prompt: int, output: int, shown: int = 0, *, block: int = 16, n: int = 1
     return curve(asked, shown, table_for)
 
 
-def naive_peak(leases: Sequence[tuple[Claim, int]]) -> float:
+def naive_peak(leases: Sequence[tuple[Claim, int]], rho: float = RHO_MOST) -> float:
     """The formula of the module, sequence by sequence and node by node."""
     ends = [*STEPS[1:], 1 << 30]
     peak = 0.0
@@ -50,7 +51,7 @@ def naive_peak(leases: Sequence[tuple[Claim, int]]) -> float:
                 spread += asked.n * s
                 square += asked.n * s * s
                 most += asked.n * held
-        peak = max(peak, min(mean + Z * sqrt((1 - RHO) * square + RHO * spread * spread), most))
+        peak = max(peak, min(mean + Z * sqrt((1 - rho) * square + rho * spread * spread), most))
     return peak
 
 
@@ -64,23 +65,46 @@ requests = st.tuples(
 
 
 @settings(max_examples=examples(60), deadline=None)
-@given(st.lists(requests, min_size=1, max_size=8), st.lists(st.integers(0, 7), max_size=8))
+@given(
+    st.lists(requests, min_size=1, max_size=8),
+    st.lists(st.integers(0, 7), max_size=8),
+    st.floats(RHO_LEAST, RHO_MOST),
+)
 def test_the_sum_of_curves_is_the_naive_forecast(
-    asked: list[tuple[int, int, int, int, int]], gone: list[int]
+    asked: list[tuple[int, int, int, int, int]], gone: list[int], rho: float
 ) -> None:
     forecast, leases = Forecast(), {}
+    forecast.rho = rho
     for i, (prompt, output, shown, n, block) in enumerate(asked):
         claimed = claim(shape(prompt, output, n=n), Limits(context=1 << 20, block=block))
         candidate = curve(claimed, shown, table_for)
         leases[i] = (claimed, shown)
-        assert forecast.peak_with(candidate) == pytest.approx(naive_peak(list(leases.values())), rel=1e-9)
+        assert forecast.peak_with(candidate) == pytest.approx(
+            naive_peak(list(leases.values()), rho), rel=1e-9
+        )
         forecast.add(str(i), candidate)
-        assert forecast.peak() == pytest.approx(naive_peak(list(leases.values())), rel=1e-9)
+        assert forecast.peak() == pytest.approx(naive_peak(list(leases.values()), rho), rel=1e-9)
+        assert forecast.level == pytest.approx(forecast.peak(), rel=1e-9)
     for i in set(gone) & set(leases):
         del leases[i]
         forecast.remove(str(i))
-        assert forecast.peak() == pytest.approx(naive_peak(list(leases.values())), rel=1e-6, abs=1e-3)
+        assert forecast.peak() == pytest.approx(naive_peak(list(leases.values()), rho), rel=1e-6, abs=1e-3)
         assert leases or forecast.peak() == 0.0
+
+
+def test_another_correlation_is_another_peak_at_once() -> None:
+    """Law: what was read, or tried, with one rho is not told for another."""
+    forecast, late = Forecast(), one(300, 700)
+    parts = {str(i): one(100 + 40 * i, 900, shown=30 * i) for i in range(20)}
+    forecast.rebuild(dict(parts))
+    high, high_with = forecast.peak(), forecast.peak_with(late)
+    forecast.rho = RHO_LEAST
+    assert forecast.peak() == total(list(parts.values())).peak(RHO_LEAST) < high
+    forecast.add("late", late)
+    assert forecast.peak() == pytest.approx(total([*parts.values(), late]).peak(RHO_LEAST))
+    assert forecast.peak() < 0.99 * high_with
+    forecast.rho = RHO_MOST
+    assert forecast.peak() == pytest.approx(high_with)
 
 
 @settings(max_examples=examples(60), deadline=None)

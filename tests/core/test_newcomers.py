@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from kvctl.core.case import Case, Obstacle
 from kvctl.core.claim import Limits, Prefix, Shape, claim
-from kvctl.core.curves import Z, curve
+from kvctl.core.correlation import RHO_LEAST, RHO_MOST
+from kvctl.core.curves import Z, curve, total
 from kvctl.core.events import Admit, Arrived, Reject
 from kvctl.core.gate import Gate
 from kvctl.core.newcomers import Newcomers
@@ -223,6 +224,29 @@ def test_a_newcomer_is_never_higher_than_its_bound(cap: int, n: int) -> None:
         bound = Newcomers(model.table).tall(asked, KEY)
         assert tallest <= bound
         assert bound <= 1.3 * tallest + 3 * 16 * n
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 5000), st.integers(0, 9000), st.integers(1, 3)), min_size=1, max_size=20
+    ),
+    st.floats(RHO_LEAST, RHO_MOST),
+)
+def test_a_sum_is_never_higher_than_its_parts_at_their_highest(
+    asked: list[tuple[int, int, int]], rho: float
+) -> None:
+    """Law: whatever the correlation, a spread is a norm; what all can hold adds up."""
+    model = SurvivalModel()
+    for length in range(0, 3000, 20):
+        model.ended(KEY, length, finished=True)
+    model.refresh({})
+    claims = [claim(shape(prompt, cap, n=n), Limits(context=1 << 22)) for prompt, cap, n in asked]
+    parts = [curve(each, 0, lambda cap: model.table(KEY, cap)) for each in claims]
+    whole, bounds = total(parts).crest(rho=rho), Newcomers(model.table)
+    assert whole.tall <= sum(part.crest(rho=rho).tall for part in parts) * (1.0 + 1e-9)
+    assert whole.tall <= sum(bounds.tall(each, KEY) for each in claims)
+    assert whole.most <= sum(each.tokens for each in claims)
 
 
 def test_the_drain_rate_is_that_of_the_peak() -> None:

@@ -3,6 +3,8 @@
 from collections import Counter
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvctl.core.case import Case
 from kvctl.core.claim import Claim
@@ -10,7 +12,7 @@ from kvctl.core.curves import Curve
 from kvctl.core.events import Arrived
 from kvctl.core.outcomes import Priority, RejectReason
 from kvctl.core.projection import height_at, highest_from, steps_until
-from kvctl.core.queue import Queue, QueueConfig, Reserve, Waiter
+from kvctl.core.queue import ORDER, Queue, QueueConfig, Reserve, Waiter
 from kvctl.core.sharing import Candidate
 from kvctl.core.survival import STEPS
 from tests.core.conversation import shape
@@ -79,11 +81,75 @@ def test_of_a_class_the_tenant_that_used_least_is_next() -> None:
 
 def test_a_newcomer_is_behind_those_who_would_be_next_before_it() -> None:
     queue = Queue(lambda tenant, _: {"greedy": 10.0, "modest": 1.0}[tenant])
-    queue.add(waiter("g", tenant="greedy"))
-    queue.add(waiter("h", Priority.HIGH, tenant="greedy"))
-    queue.add(waiter("m", tenant="modest"))
-    ahead = [one.id for one in queue.before(waiter("new", tenant="modest").case, 0.0)]
-    assert ahead == ["h", "m"]
+    new = waiter("new", tenant="modest").case
+    queue.add(waiter("g", tenant="greedy", size=1))
+    queue.add(waiter("h", Priority.HIGH, tenant="greedy", size=10))
+    queue.add(waiter("m", tenant="modest", size=100))
+    assert queue.tokens_before(new, 0.0, large=True) == 110.0
+    queue.head = queue.waiters["g"]
+    assert queue.tokens_before(new, 0.0, large=True) == 111.0
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(ORDER), st.sampled_from("abc"), st.integers(1, 50), st.booleans()),
+        max_size=24,
+    ),
+    st.sets(st.integers(0, 23)),
+    st.integers(0, 23),
+    st.tuples(st.sampled_from(ORDER), st.sampled_from("abcd")),
+)
+def test_its_order_is_the_rule_told_one_by_one(
+    came: list[tuple[Priority, str, int, bool]], left: set[int], head: int, new: tuple[Priority, str]
+) -> None:
+    """What is kept by class and tenant says what a look at everybody would."""
+    used = {"a": 3.0, "b": 1.0, "c": 1.0, "d": 2.0}
+    queue = Queue(lambda tenant, _: used[tenant])
+    for at, (priority, tenant, size, large) in enumerate(came):
+        one = waiter(str(at), priority, tenant=tenant, at=float(at), size=size)
+        one.large = large
+        queue.add(one)
+    for at in left:
+        queue.remove(str(at))
+    queue.head = queue.waiters.get(str(head))
+    case = waiter("new", new[0], tenant=new[1]).case
+
+    def place(one: Waiter) -> tuple[int, float, float]:
+        return ORDER.index(one.case.priority), used[one.case.tenant], one.since
+
+    rest = sorted((one for one in queue if one is not queue.head), key=place)
+    assert list(queue.behind(0.0)) == rest
+    assert queue.tokens == sum(one.case.own for one in queue)
+    for large in (True, False):
+        able = [one for one in queue if large or not one.large]
+        before = [
+            one
+            for one in able
+            if one is queue.head
+            or ORDER.index(one.case.priority) < ORDER.index(new[0])
+            or (one.case.priority is new[0] and used[one.case.tenant] <= used[new[1]])
+        ]
+        assert queue.tokens_before(case, 0.0, large=large) == sum(one.case.own for one in before)
+        assert queue.next(0.0, large=large) is (min(able, key=place) if able else None)
+    for now in (0.0, 5.5, 40.0):
+        assert queue.overdue(now) == [one for one in queue if one.deadline <= now]
+
+
+def test_thousands_that_wait_are_not_looked_at_one_by_one() -> None:
+    looked: list[str] = []
+
+    def used(tenant: str, _: float) -> float:
+        looked.append(tenant)
+        return 0.0
+
+    queue = Queue(used)
+    for n in range(3_000):
+        queue.add(waiter(str(n), tenant=f"t{n % 3}", at=float(n)))
+    queue.head = queue.next(0.0, large=True)
+    first = [one.id for one, _ in zip(queue.behind(0.0), range(16), strict=False)]
+    assert first == [str(n) for n in range(1, 17)]
+    queue.tokens_before(waiter("new", tenant="t0").case, 0.0, large=True)
+    assert len(looked) < 20
 
 
 def test_draining_takes_its_share_of_the_time_and_no_more() -> None:

@@ -1,9 +1,11 @@
 """Quotas with an honest time, and shares by weight that cost nothing while nobody contends."""
 
+import random
+
 import pytest
 
 from kvctl.core.outcomes import RejectReason
-from kvctl.core.tenants import DEFAULT, OTHER, Quotas, Shares, TenantRule, Tenants
+from kvctl.core.tenants import DEFAULT, MOST_EXPECTED, OTHER, Quotas, Shares, TenantRule, Tenants
 
 
 def quotas(**limits: int) -> Quotas:
@@ -119,6 +121,55 @@ def test_who_wants_little_leaves_the_rest_to_the_others() -> None:
     for _ in range(20):
         held.expected("b", 100.0, 1.0, 0.0)
     assert held.owed_to_others("a", 100.0, 800.0, 1000.0, 0.0) > 450.0  # half, not a third
+
+
+def test_who_hammers_costs_no_more_than_others() -> None:
+    """Refused again and again with long hints, it is expected back a bounded number of times."""
+    held = shares(a=1.0, b=1.0)
+    held.opened("b", 900.0, 0.0)
+    for n in range(100_000):
+        held.expected("a", 1.0, 60.0, n * 1e-4)
+    (stake,) = [one for one in held._stakes.values() if one.expected]
+    assert len(stake.expected) == MOST_EXPECTED
+    assert stake.awaited == MOST_EXPECTED
+    for n in range(MOST_EXPECTED):
+        held.opened("a", 0.0, 10.0 + n * 1e-4)
+    assert (len(stake.expected), stake.awaited) == (0, 0.0)
+
+
+def test_tenants_that_have_gone_leave_nothing_behind() -> None:
+    names = [f"t{n}" for n in range(2_000)]
+    held = shares(**dict.fromkeys(names, 1.0))
+    for name in names:
+        held.opened(name, 50.0, 0.0)
+        held.ended(name, 50.0, 1.0)
+    held.owed_to_others("t0", 100.0, 900.0, 1000.0, 5.0)
+    assert len(held._stakes) == 2_000
+    held.opened("t7", 50.0, 500.0)
+    held.owed_to_others("t0", 100.0, 900.0, 1000.0, 900.0)
+    assert list(held._stakes) == ["t7"]  # it is still there
+    held.ended("t7", 50.0, 900.0)
+    assert held.used("t7", 900.0) > 0.0
+
+
+def test_what_is_owed_at_most_is_no_less_than_what_is_owed() -> None:
+    """Who fits beside all that anybody may be owed is let in without a look at each."""
+    draw = random.Random(3)
+    held = shares(a=1.0, b=2.0, c=1.0, d=0.5)
+    open_by: dict[str, list[float]] = {name: [] for name in "abcd"}
+    for step in range(2_000):
+        now, name, tokens = step * 0.05, draw.choice("abcd"), float(draw.randint(10, 200))
+        if draw.random() < 0.3:
+            held.expected(name, tokens, draw.random() * 4.0, now)
+        elif draw.random() < 0.5:
+            open_by[name].append(tokens)
+            held.opened(name, tokens, now)
+        elif open_by[name]:
+            held.ended(name, open_by[name].pop(), now)
+        peak = sum(map(sum, open_by.values())) * draw.uniform(0.4, 1.0)
+        asks = draw.choice("abcd")
+        most = held.owed_to_others_at_most(asks)
+        assert held.owed_to_others(asks, tokens, peak, draw.uniform(100.0, 4_000.0), now) <= most + 1e-6
 
 
 def test_nothing_is_kept_for_who_has_gone() -> None:

@@ -11,6 +11,19 @@ from tests.nvml.fake_library import FakeCard, FakeLibrary, installed
 Install = Callable[..., FakeLibrary]
 
 
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
 @pytest.fixture
 def install() -> Iterator[Install]:
     """Put a library with the given cards behind the binding."""

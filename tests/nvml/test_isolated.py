@@ -16,23 +16,12 @@ from kvctl.gpu.nvml import NvmlSource
 from kvctl.gpu.remote import ProcessWorker, environment
 from kvctl.gpu.select import parse_selector
 from kvctl.gpu.worker import Isolation, WorkerGoneError
+from tests.nvml.conftest import Clock
 from tests.nvml.drill import Drill
 
 Said = Callable[[], list[str]]
 UUID = "GPU-00000000-drill"
 PATIENCE_S = 60.0
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @pytest.fixture

@@ -10,23 +10,10 @@ from kvctl.gpu.base import GpuReading
 from kvctl.gpu.binding import Code, Nvml
 from kvctl.gpu.select import parse_selector
 from kvctl.gpu.session import NvmlSession
-from tests.nvml.conftest import Install
+from tests.nvml.conftest import Clock, Install
 from tests.nvml.fake_library import GIB, FakeCard, cards, installed
 
 Said = Callable[[], list[str]]
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 def session(clock: Clock, *selectors: str) -> NvmlSession:

@@ -8,24 +8,12 @@ from kvctl.core.outcomes import SourceFault
 from kvctl.gpu.binding import Code
 from kvctl.gpu.nvml import NvmlSource
 from kvctl.gpu.select import parse_selector
-from tests.nvml.conftest import Install
+from tests.nvml.conftest import Clock, Install
 from tests.nvml.fake_library import FakeLibrary, cards, installed
 
 Said = Callable[[], list[str]]
 ALL = [parse_selector("all")]
 PATIENCE_S, SHORT_S = 60.0, 0.05  # deadlines of readings that come, and of one that hangs
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @pytest.fixture

@@ -1,8 +1,7 @@
 import pytest
 
-from kvctl.gpu.nvml import NvmlSource
+from kvctl.gpu.nvml import NvmlSource, make_source
 from kvctl.gpu.select import SelectorError
-from kvctl.gpu.sources import make_source
 
 
 def test_the_setting_names_a_source() -> None:

@@ -4,7 +4,9 @@ import asyncio
 import contextlib
 import itertools
 import shutil
-from collections.abc import AsyncIterator
+import subprocess
+import time
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -81,51 +83,47 @@ class Tab:
                 self.complaints.append(str(told["params"]["exceptionDetails"]))
 
 
-@contextlib.asynccontextmanager
-async def chromium(folder: Path) -> AsyncIterator[Tab]:
-    """A browser with one empty tab."""
+@contextlib.contextmanager
+def browser(folder: Path) -> Iterator[int]:
+    """A browser of one's own; the port at which it is driven."""
+    command = [str(PROGRAM), *_FLAGS, f"--user-data-dir={folder / 'profile'}", "about:blank"]
     with (folder / "chromium.log").open("wb") as log:
-        process = await asyncio.create_subprocess_exec(
-            str(PROGRAM),
-            *_FLAGS,
-            f"--user-data-dir={folder / 'profile'}",
-            "about:blank",
-            stdout=log,
-            stderr=log,
-        )
+        process = subprocess.Popen(command, stdout=log, stderr=log)
     try:
-        async with asyncio.timeout(PATIENCE_S):
-            port = await _port(folder / "profile" / "DevToolsActivePort", process, folder / "chromium.log")
-        async with (
-            aiohttp.ClientSession() as session,
-            session.ws_connect(await _target(session, port), max_msg_size=0) as wire,
-        ):
+        yield _port(folder / "profile" / "DevToolsActivePort", process, folder / "chromium.log")
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextlib.asynccontextmanager
+async def new_tab(port: int) -> AsyncIterator[Tab]:
+    """An empty tab of the browser at ``port``."""
+    base = f"http://127.0.0.1:{port}/json"
+    async with aiohttp.ClientSession() as session:
+        async with session.put(f"{base}/new?about:blank") as answer:
+            target = await answer.json()
+        async with session.ws_connect(target["webSocketDebuggerUrl"], max_msg_size=0) as wire:
             tab = Tab(wire)
             for domain in ("Page", "Runtime", "Log", "Accessibility"):
                 await tab.call(f"{domain}.enable")
+            await tab.call("Page.bringToFront")
             try:
                 yield tab
             finally:
                 await tab.close()
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
+        async with session.get(f"{base}/close/{target['id']}"):
+            pass
 
 
-async def _port(path: Path, process: asyncio.subprocess.Process, log: Path) -> int:
+def _port(path: Path, process: "subprocess.Popen[bytes]", log: Path) -> int:
+    deadline = time.monotonic() + PATIENCE_S
     while not (written := _text(path)):
-        assert process.returncode is None, _text(log)
-        await asyncio.sleep(0.05)
+        assert process.poll() is None, _text(log)
+        assert time.monotonic() < deadline, _text(log)
+        time.sleep(0.05)
     return int(written.splitlines()[0])
 
 
 def _text(path: Path) -> str:
     return path.read_text().strip() if path.exists() else ""
-
-
-async def _target(session: aiohttp.ClientSession, port: int) -> str:
-    async with session.get(f"http://127.0.0.1:{port}/json/list") as answer:
-        pages = [each for each in await answer.json() if each["type"] == "page"]
-    address: str = pages[0]["webSocketDebuggerUrl"]
-    return address

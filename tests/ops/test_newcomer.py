@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from tests.ops.chromium import PROGRAM as BROWSER
-from tests.ops.chromium import chromium
+from tests.ops.chromium import browser, new_tab
 from tests.ops.prometheus import MISSING, PROGRAM, Prometheus, fetch, scraping
 from tests.ops.stage import callers, child
 from tests.ports import free_port
@@ -165,7 +165,7 @@ async def test_the_first_evening(box: Box, tmp_path: Path) -> None:
         wait(prometheus, margin_ratio=0.05, override_active__margin=0)
         moved_for_half_an_hour(box, prometheus)
         if BROWSER is not None:
-            async with chromium(tmp_path) as tab:
+            async with new_tab(stack.enter_context(browser(tmp_path))) as tab:
                 await tab.call("Page.navigate", url=f"http://127.0.0.1:{box.admin_port}/")
                 await tab.until(
                     'document.getElementById("overrides")?.textContent.includes("margin = 12.0 %")'

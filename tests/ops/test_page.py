@@ -19,7 +19,7 @@ from kvctl.web import document
 from kvctl.web.live import MOST_LOOKING
 from kvctl.web.recent import Recent
 from tests.admin.conftest import Stand
-from tests.ops.chromium import MISSING, PROGRAM, Tab, chromium
+from tests.ops.chromium import MISSING, PROGRAM, Tab, browser, new_tab
 from tests.ops.stage import loaded_kvctl
 
 needs_chromium = pytest.mark.skipif(PROGRAM is None, reason=MISSING)
@@ -65,10 +65,16 @@ async def session() -> AsyncIterator[aiohttp.ClientSession]:
         yield made
 
 
+@pytest.fixture(scope="module")
+def browser_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    with browser(tmp_path_factory.mktemp("browser")) as port:
+        yield port
+
+
 @pytest.fixture
-async def tab(base: str, tmp_path: Path) -> AsyncIterator[Tab]:
+async def tab(base: str, browser_port: int) -> AsyncIterator[Tab]:
     """The page, with numbers and refusals on it."""
-    async with chromium(tmp_path) as made:
+    async with new_tab(browser_port) as made:
         await made.call("Page.navigate", url=f"{base}/")
         await made.until('document.getElementById("connection")?.textContent === "live"')
         await made.until('document.querySelectorAll("#refusals td").length > 1')

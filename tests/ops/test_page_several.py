@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvctl.admin.client import AdminClient
-from tests.ops.chromium import MISSING, PROGRAM, Tab, chromium
+from tests.ops.chromium import MISSING, PROGRAM, Tab, browser, new_tab
 from tests.ops.stage import callers, child
 from tests.ports import free_port
 
@@ -53,9 +53,15 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield f"http://127.0.0.1:{admin_port}"
 
 
+@pytest.fixture(scope="module")
+def browser_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    with browser(tmp_path_factory.mktemp("browser")) as port:
+        yield port
+
+
 @pytest.fixture
-async def tab(base: str, tmp_path: Path) -> AsyncIterator[Tab]:
-    async with chromium(tmp_path) as made:
+async def tab(base: str, browser_port: int) -> AsyncIterator[Tab]:
+    async with new_tab(browser_port) as made:
         await made.call("Page.navigate", url=base)
         yield made
 

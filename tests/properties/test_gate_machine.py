@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kvctl.core.claim import Claim, round_up
-from kvctl.core.curves import RHO, Z
+from kvctl.core.curves import Z
 from kvctl.core.events import (
     Admit,
     Arrived,
@@ -270,7 +270,7 @@ class GateMachine(RuleBasedStateMachine):
 
     def naive_peak(self) -> float:
         """Mean and spread of every sequence at every step, as core/forecast.py's head says it."""
-        ends, peak = [*STEPS[1:], 1 << 30], 0.0
+        ends, peak, rho = [*STEPS[1:], 1 << 30], 0.0, self.gate._demand.rho
         for t, until, j in zip(STEPS, ends, range(len(STEPS)), strict=True):
             mean = spread = square = most = 0.0
             for one in self.open.values():
@@ -284,7 +284,7 @@ class GateMachine(RuleBasedStateMachine):
                 s = sqrt(alive * (1 - alive)) * held
                 mean, spread, square = mean + n * alive * held, spread + n * s, square + n * s * s
                 most += n * held
-            peak = max(peak, min(mean + Z * sqrt((1 - RHO) * square + RHO * spread * spread), most))
+            peak = max(peak, min(mean + Z * sqrt((1 - rho) * square + rho * spread * spread), most))
         return peak
 
     @invariant()

@@ -17,6 +17,7 @@ from tests.proxy.harness import (
     eventually,
     post,
     rig,
+    turns,
 )
 
 
@@ -104,3 +105,38 @@ async def test_close_with_everything_in_course_leaves_nothing() -> None:
         await eventually(lambda: it.engine.open == 0)
         for wire in clients:
             wire.close()
+
+
+async def test_a_drain_in_course_may_be_ended_as_if_its_time_were_over() -> None:
+    async def script(wire: Wire) -> None:
+        await wire.request()
+        await wire.send(STREAM_HEAD + chunk(event("a")))
+        await wire.gone()
+
+    async with rig(script) as it:
+        wire = await it.client()
+        await wire.send(post(CHAT_STREAM))
+        await wire.reader.readuntil(event("a"))
+        drain = asyncio.create_task(it.proxy.drain(3600))
+        rest = asyncio.create_task(wire.reader.readuntil(b"not complete"))
+        await turns()
+        for _ in range(3):
+            it.proxy.hurry()
+        await drain
+        it.proxy.hurry()
+        assert b"shutting down" in await rest
+        assert it.reasons == [EndReason.SHUTDOWN]
+        wire.close()
+
+
+async def test_who_is_in_a_hurry_before_the_drain_does_not_wait_for_it() -> None:
+    async def script(wire: Wire) -> None:
+        await wire.request()
+        await wire.gone()
+
+    async with rig(script) as it:
+        call = asyncio.create_task(it.post(CHAT))
+        await eventually(lambda: it.proxy.in_flight == 1 and it.engine.open == 1)
+        it.proxy.hurry()
+        await it.proxy.drain(3600)
+        assert (await call).startswith(b"HTTP/1.1 503 ")

@@ -1,0 +1,85 @@
+"""Bodies of very many parts: refused before anything is built of them, on whatever engine and route."""
+
+import json
+
+import pytest
+
+from kvctl.proxy.jsonbody import LARGE
+from kvctl.proxy.structure import MOST_PARTS, has_too_many_parts
+from kvctl.tokens.bound import TOKENS_PER_SCALAR, json_bound
+from kvctl.tokens.media import MediaBounds, bound_of_all
+from tests.proxy.harness import PLAIN, answering, plain, post, rig
+from tests.proxy.several import Member, crowd
+
+HEAD = b'{"model":"m","max_tokens":1,'
+
+
+def chat(message: bytes, times: int) -> bytes:
+    return HEAD + b'"messages":[' + b",".join([message] * times) + b"]}"
+
+
+@pytest.mark.parametrize(
+    ("body", "many"),
+    [
+        (chat(b"{}", MOST_PARTS), True),
+        (chat(b"{}", MOST_PARTS // 2), False),
+        (chat(b'"a"', MOST_PARTS), True),
+        (chat(b"[]", MOST_PARTS), True),
+        (HEAD + b'"x":{' + b'"a":1,' * MOST_PARTS + b'"b":1}}', True),
+        (chat(b'{"role":"user","content":"a"}', MOST_PARTS // 7 + 1), True),
+        (chat(b'{"role":"user","content":"a"}', MOST_PARTS // 8), False),
+        (HEAD + b'"prompt":[' + b"1," * MOST_PARTS * 3 + b"1]}", False),
+        (HEAD + b'"prompt":' + json.dumps('{"a": [{}]} \\"' * MOST_PARTS).encode() + b"}", False),
+        (b'"' + b'\\"{' * MOST_PARTS, False),
+        (b'"' + b"{" * MOST_PARTS + b"\\", False),
+        (b"\\" * MOST_PARTS, False),
+        (b"", False),
+    ],
+)
+def test_what_stands_inside_strings_is_no_part(body: bytes, many: bool) -> None:
+    assert has_too_many_parts(body) is many
+
+
+async def test_they_are_refused_and_nothing_is_sent() -> None:
+    """Ten million messages of two bytes stopped the event loop for six seconds."""
+    async with rig(answering(plain(PLAIN))) as it:
+        for path in ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/messages"):
+            answer = await it.post(chat(b"{}", MOST_PARTS), path)
+            assert answer.startswith(b"HTTP/1.1 413 "), answer[:200]
+            assert b"request_too_large" in answer
+        assert it.engine.accepted == 0
+        await it.quiet()
+
+
+async def test_several_engines_and_aliases_too() -> None:
+    one, other = Member("a", named=("m",), aliases={"alias": "m"}), Member("b", models=("n",))
+    async with crowd(one, other) as it:
+        close = b"Connection: close"
+        answer = await it.ask(post(chat(b"{}", MOST_PARTS), "/v1/chat/completions", close))
+        assert answer.startswith(b"HTTP/1.1 413 ")
+        text = b'{"role":"user","content":"%b"}' % (b"word " * LARGE)
+        body = chat(text, 1).replace(b'"model":"m"', b'"model":"alias"')
+        await it.ask(post(body, "/v1/chat/completions", close))
+        assert [request.body for request in one.got if b"chat" in request.line] in (
+            [],
+            [body.replace(b'"alias"', b'"m"')],
+        )
+
+
+async def test_a_sound_is_no_json() -> None:
+    boundary = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
+    sound = boundary + b"{[:" * MOST_PARTS + b"\r\n--b--\r\n"
+    async with rig(answering(plain(b'{"text":"hi"}'))) as it:
+        head = b"Content-Type: multipart/form-data; boundary=b"
+        request = post(sound, "/v1/audio/transcriptions", b"connection: close", head)
+        answer = await it.talk(request.replace(b"Content-Type: application/json\r\n", b"", 1))
+        assert not answer.startswith(b"HTTP/1.1 413 "), answer[:200]
+
+
+@pytest.mark.parametrize("items", [[1, 2.5, None, True], [1, "a", [2]], [], [[1, 2], [3]], [{"a": 1}, 2]])
+def test_numbers_are_bounded_together_as_they_are_one_by_one(items: list[object]) -> None:
+    alone = sum(json_bound(item) for item in items)
+    assert json_bound(items) == 2 + len(items) + alone
+    assert json_bound([7] * 1000) == 2 + 1000 * (1 + TOKENS_PER_SCALAR)
+    whole = bound_of_all({"x": items}, MediaBounds())
+    assert whole == bound_of_all({"x": [*items, "a"]}, MediaBounds()) - 1 - 3
