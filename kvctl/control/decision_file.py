@@ -88,8 +88,11 @@ class DecisionFile:
 
     def _write(self, batch: list[tuple[Kept, float]], dropped: int) -> str:
         """Append; returns why it could not. Blocks."""
-        entries = ((made(kept), offset) for kept, offset in batch)
-        lines = [documents.encoded(documents.line(entry, entry.at + offset)) for entry, offset in entries]
+        try:
+            entries = [(made(kept), offset) for kept, offset in batch]
+            lines = [documents.encoded(documents.line(each, each.at + offset)) for each, offset in entries]
+        except (ValueError, OverflowError, OSError) as error:  # a wall clock beyond all calendars
+            return f"a record has no date: {error}"
         if dropped:
             lines.append(documents.encoded({"v": documents.VERSION, "type": "dropped", "records": dropped}))
         data = b"\n".join(lines) + b"\n"
@@ -101,7 +104,8 @@ class DecisionFile:
 
     def _note(self, fault: str) -> None:
         if fault and not self.fault:
-            sentence = f"the decision log cannot be written, records are lost: {fault}; free the disk"
+            remedy = "free the disk" if str(self.path) in fault else "look at the machine's clock"
+            sentence = f"the decision log cannot be written, records are lost: {fault}; {remedy}"
             logs.event(log, logging.WARNING, "decisions_unwritable", sentence)
         elif self.fault and not fault:
             sentence = f"the decision log is written again; {self.dropped} records were lost"

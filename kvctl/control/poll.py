@@ -131,6 +131,9 @@ _FAULTS: tuple[tuple[type[BaseException], SourceFault], ...] = (
 )
 
 
+_LONGEST_WORDS = 200
+
+
 def _fault(error: Exception) -> SourceFault:
     if isinstance(error, OSError) and error.errno in OWN_WANT:
         return SourceFault.FAILED
@@ -142,4 +145,6 @@ def _told(error: Exception) -> str:
         return f"its certificate is not trusted: {error.certificate_error}"
     if isinstance(error, aiohttp.ClientConnectorError):
         return f"cannot connect: {error.os_error.strerror or error.os_error}"
-    return str(error) or type(error).__name__
+    if isinstance(error, aiohttp.ClientResponseError):  # whose words quote what came, which may be anything
+        return "what it answers is no HTTP"
+    return " ".join(str(error).split())[:_LONGEST_WORDS] or type(error).__name__

@@ -10,6 +10,7 @@ from aiohttp import web
 from kvctl.proxy.response import Headers
 
 _MOST_ORIGINS = 256
+_LONGEST_ORIGIN = 512  # characters
 _EXPOSED = (
     "Retry-After, retry-after-ms, x-should-retry, X-Request-Id, "
     "x-kvctl-reason, x-kvctl-needed-tokens, x-kvctl-headroom-tokens"
@@ -25,14 +26,17 @@ class Origins:
     def learn(self, request: web.BaseRequest, answered: Headers) -> None:
         """Note what the engine's answer says of the request's origin."""
         origin = request.headers.get("Origin")
-        if origin is None or len(self._allowed) >= _MOST_ORIGINS:
+        if origin is None or len(origin) > _LONGEST_ORIGIN:
             return
         for name, value in answered:
             if name.lower() == b"access-control-allow-origin" and value in (
                 b"*",
                 origin.encode("utf-8", "replace"),
             ):
+                self._allowed.pop(origin, None)
                 self._allowed[origin] = value.decode("ascii", "replace")
+        if len(self._allowed) > _MOST_ORIGINS:  # the one that was seen longest ago: strangers can name any
+            del self._allowed[next(iter(self._allowed))]
 
     def headers_for(self, request: web.BaseRequest) -> tuple[tuple[str, str], ...]:
         """Headers to add to kvctl's own answer to ``request``; none where the engine allowed nothing."""

@@ -144,7 +144,10 @@ class Handler:
         """Read, admit and run; on another engine where the chosen one certainly never got the request."""
         request, match = exchange.request, exchange.match
         body = await self.intake.read(request, match.api, hold)
-        plan = await self._planner.plan(request, match, body)
+        try:
+            plan = await self._planner.plan(request, match, body)
+        except MemoryError:  # the process is bounded too, and large bodies are taken apart
+            raise self.intake.no_memory(match.api) from None
         del body  # ``hold`` lets it go once an engine has it
         if isinstance(plan, BadRequest):
             return exchange.answer(errors.bad_request(match.api, plan))

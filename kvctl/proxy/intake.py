@@ -124,7 +124,7 @@ class Intake:
         if size > self.config.max_body_bytes:
             raise self._too_large(api)
         if not hold.grow(size):
-            raise self._no_memory(api)
+            raise self.no_memory(api)
 
     def _invite(self, request: web.BaseRequest) -> None:
         """Answer ``Expect: 100-continue``, once, unless the client did not wait for it."""
@@ -136,7 +136,8 @@ class Intake:
         self._metrics.fault(ProxyFault.BODY_TOO_LARGE)
         return AnswerError(errors.too_large(api, self.config.max_body_bytes))
 
-    def _no_memory(self, api: Api) -> AnswerError:
+    def no_memory(self, api: Api) -> AnswerError:
+        """What is answered where there is no room for a body, or none for what has to be made of it."""
         self._metrics.fault(ProxyFault.BODY_MEMORY)
         message = (
             "The memory for request bodies is spent by other requests (max_body_bytes_total). "

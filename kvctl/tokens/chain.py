@@ -119,7 +119,8 @@ class ChainCounter:
         async def count(source: Source) -> tuple[int, ...]:
             return (await source.chat(model, texts, body_bytes),)
 
-        counted = await self._first(count, lambda: (chat_bound(texts),), body_bytes)
+        large = body_bytes > _LARGE
+        counted = await self._first(count, lambda: (chat_bound(texts),), body_bytes, bound_in_thread=large)
         if not media_tokens:
             return counted
         media = int(media_tokens * self.media_scale)
@@ -203,6 +204,8 @@ class ChainCounter:
         count: Callable[[Source], Awaitable[tuple[int, ...]]],
         bound: Callable[[], tuple[int, ...]],
         size: int,
+        *,
+        bound_in_thread: bool = False,
     ) -> Count:
         started = time.perf_counter()
         for source in self._trusted():
@@ -217,7 +220,7 @@ class ChainCounter:
                 if size <= MOST_SAMPLED:
                     self._sample(source, count, sum(prompts))
                 return Count(prompts=prompts, method=source.method, seconds=seconds, prefixes=prefixes)
-        prompts = await asyncio.to_thread(bound) if size > _LARGE else bound()
+        prompts = await asyncio.to_thread(bound) if bound_in_thread else bound()
         return Count(prompts=prompts, method=CountMethod.BOUND, seconds=time.perf_counter() - started)
 
     def _sample(

@@ -19,7 +19,7 @@ from statistics import median
 from time import process_time
 
 from kvctl.core.claim import Shape
-from kvctl.core.events import Admit, Arrived, Ended, EngineDescribed, Progressed, Scraped, Ticked
+from kvctl.core.events import Admit, Arrived, Ended, EngineDescribed, Progressed, Queued, Scraped, Ticked
 from kvctl.core.gate import Gate
 from kvctl.core.outcomes import EndReason
 from kvctl.core.supply import GateConfig
@@ -70,6 +70,7 @@ class Site:
         """Only just room for one like that."""
         self.tick()
         told = self.gate.outlook(asked, NOW)
+        assert not isinstance(told, Queued)
         assert told.forecast_tokens is not None
         self.pool(int(told.forecast_tokens / 0.95) + 100)
 

@@ -15,7 +15,7 @@ from kvctl.control.hub import Hub, TooManyError
 from kvctl.control.journal import Journal
 from kvctl.core.claim import Shape
 from kvctl.core.decisions import DecisionRecord, Story, made
-from kvctl.core.events import Abandoned, Arrived, DrainChanged, Reject, Scraped, Ticked
+from kvctl.core.events import Abandoned, Admit, Arrived, DrainChanged, Reject, Scraped, Ticked
 from kvctl.core.gate import Gate
 from kvctl.core.outcomes import Decision, EndReason
 from kvctl.core.queue import QueueConfig
@@ -143,13 +143,14 @@ async def test_the_outlook_charges_nothing_and_says_the_same() -> None:
     assert (len(gate.ledger), len(office.journal.ring)) == (0, 0)
     lease = await office.keeper.admit("l-1", SHAPE)
     assert isinstance(lease, LeaseHandle)
+    assert isinstance(seen, Admit)
     assert lease.claim == seen.claim
     before = gate.status(0.0)
     refused = gate.outlook(SHAPE, 0.0)
     assert gate.status(0.0) == before
     said = await office.keeper.admit("l-2", SHAPE)
-    assert not isinstance(said, LeaseHandle)
-    assert not hasattr(refused, "alone")
+    assert isinstance(said, Reject)
+    assert isinstance(refused, Reject)
     assert (refused.claim, refused.forecast_tokens) == (said.claim, said.forecast_tokens)
 
 
@@ -220,6 +221,27 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 def make_file(path: Path, **more: Any) -> DecisionFile:
     return DecisionFile(path, max_bytes=more.pop("max_bytes", 1 << 20), wall_offset=lambda: 1e6, **more)
+
+
+async def test_a_clock_gone_mad_costs_its_records_and_no_others(tmp_path: Path) -> None:
+    """The year 33,000 ended the writing for good, without a word."""
+    offset = [1e12]
+    file = DecisionFile(tmp_path / "d.jsonl", max_bytes=1 << 20, wall_offset=lambda: offset[0], every_s=0.01)
+    office = Office(file)
+    office.journal.start()
+    await office.keeper.admit("l-1", SHAPE, "c-1")
+    office.journal.settle()
+    while not file.fault:  # noqa: ASYNC110 - a thread writes
+        await asyncio.sleep(0.001)
+    assert file.dropped == 1
+    offset[0] = 1e6
+    await office.keeper.admit("l-2", SHAPE, "c-2")
+    office.journal.settle()
+    while file.fault:  # noqa: ASYNC110 - a thread writes
+        await asyncio.sleep(0.001)
+    await office.journal.close()
+    told = lines(file.path)
+    assert [line["type"] for line in told] == ["decision", "dropped"]
 
 
 async def test_every_decision_and_end_is_a_line(tmp_path: Path) -> None:

@@ -192,6 +192,13 @@ async def test_answer_that_is_none(answer: bytes, fault: SourceFault) -> None:
         assert await fault_of(port) is fault
 
 
+async def test_what_is_no_http_is_described_and_not_quoted(caplog: pytest.LogCaptureFixture) -> None:
+    async with raw(b"\x16\x03\x01 secret " + b"z" * 5000 + b"\r\n\r\n") as port:
+        assert await fault_of(port) is SourceFault.UNPARSABLE
+    assert "no HTTP" in caplog.text
+    assert "secret" not in caplog.text
+
+
 async def test_reset_in_the_middle() -> None:
     async with raw(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\nvllm:", reset=True) as port:
         assert await fault_of(port) is SourceFault.REFUSED

@@ -178,6 +178,7 @@ def test_a_newcomer_is_weighed_against_the_prefixes_of_now() -> None:
     drawn._sharing.rebuild()
     one = claim(asked, talk.gate._supply.limits)
     again = drawn.peak_with(one, drawn.curve(one, KEY), Policy.FORECAST)
+    assert isinstance(told, Admit)
     assert told.forecast_tokens == pytest.approx(again)
     assert again < 3000 + 7 * 300
 

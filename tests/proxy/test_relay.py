@@ -401,6 +401,21 @@ async def test_b31_preflight_passes_without_charge() -> None:
             assert (b"Access-Control-Expose-Headers: Retry-After" in refused) is allowed
 
 
+async def test_strangers_cannot_use_up_the_origins_that_are_remembered() -> None:
+    answer = b"HTTP/1.1 200 OK\r\naccess-control-allow-origin: *\r\ncontent-length: 0\r\n\r\n"
+    async with rig(answering(answer)) as it:
+        for number in range(300):
+            await it.talk(get("/v1/models", b"Origin: http://stranger-%d" % number, method="OPTIONS"))
+        endless = b"http://" + b"u" * 5000
+        for origin in (b"http://ui", endless):
+            await it.talk(get("/v1/models", b"Origin: " + origin, method="OPTIONS"))
+        known = [
+            b"Allow-Origin" in await it.post(b"{", "/v1/chat/completions", b"Origin: " + origin)
+            for origin in (b"http://ui", b"http://stranger-0", b"http://stranger-299", endless)
+        ]
+        assert known == [True, False, True, False]
+
+
 async def test_keep_alive_client_and_engine() -> None:
     """Many requests, one connection on either side."""
     async with rig(answering(plain(PLAIN))) as it:

@@ -1,14 +1,20 @@
 """Bodies of very many parts: refused before anything is built of them, on whatever engine and route."""
 
 import json
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
+from kvctl.core.outcomes import ProxyFault
+from kvctl.engines.vllm import VLLM
+from kvctl.proxy.bodies import Reader
 from kvctl.proxy.jsonbody import LARGE
 from kvctl.proxy.structure import MOST_PARTS, has_too_many_parts
+from kvctl.tokens.base import Count
 from kvctl.tokens.bound import TOKENS_PER_SCALAR, json_bound
 from kvctl.tokens.media import MediaBounds, bound_of_all
-from tests.proxy.harness import PLAIN, answering, plain, post, rig
+from tests.proxy.harness import PLAIN, WordCounter, answering, plain, post, rig
 from tests.proxy.several import Member, crowd
 
 HEAD = b'{"model":"m","max_tokens":1,'
@@ -83,3 +89,21 @@ def test_numbers_are_bounded_together_as_they_are_one_by_one(items: list[object]
     assert json_bound([7] * 1000) == 2 + 1000 * (1 + TOKENS_PER_SCALAR)
     whole = bound_of_all({"x": items}, MediaBounds())
     assert whole == bound_of_all({"x": [*items, "a"]}, MediaBounds()) - 1 - 3
+
+
+class _Starved(WordCounter):
+    async def count_chat(self, model: str, body: Mapping[str, Any], body_bytes: int) -> Count:
+        del model, body, body_bytes
+        raise MemoryError
+
+
+async def test_a_body_that_there_is_no_memory_for_may_come_again() -> None:
+    """The unit bounds the process's memory, too: that is no defect of kvctl, and no fault of its caller."""
+    async with rig(answering(plain(PLAIN)), reader=Reader(_Starved(), VLLM())) as it:
+        answer = await it.post()
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b"body_memory" in answer
+        assert b"Retry-After: 1" in answer
+        assert it.seen.faults == [ProxyFault.BODY_MEMORY]
+        assert it.engine.accepted == 0
+        await it.quiet()

@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from kvctl.tokens.between_words import LONG, adds_up_between_words, parts
-from kvctl.tokens.files import load_files
 from kvctl.tokens.segments import Segments
 from tests.effort import examples
-from tests.tokens.real import PACKAGED, real_model
 from tests.tokens.tiny import IM_END, IM_START, train
 
 WORDS = (
@@ -99,19 +97,6 @@ def test_any_two_halves_add_up(before: list[str], behind: list[str], letter: str
     tokenizer = train()
     first, second = " ".join(before) + letter, f" {letter}" + " ".join(behind)
     assert ids(tokenizer, first + second) == ids(tokenizer, first) + ids(tokenizer, second)
-
-
-@pytest.mark.parametrize("name", PACKAGED)
-def test_real_tokenizers_add_up(name: str) -> None:
-    tokenizer = load_files(real_model(name)).tokenizer
-    assert adds_up_between_words(tokenizer)
-    dice, text = random.Random(name), long_text(random.Random(name), 2 * LONG)
-    assert len(list(parts(text))) > 1
-    assert agree(tokenizer, text)
-    for _ in range(examples(60)):
-        first = " ".join(dice.choices(WORDS, k=dice.randint(0, 6))) + dice.choice("aksz")
-        second = f" {dice.choice('abst')}" + " ".join(dice.choices(WORDS, k=dice.randint(0, 6)))
-        assert ids(tokenizer, first + second) == ids(tokenizer, first) + ids(tokenizer, second)
 
 
 def test_parts_are_the_text_and_begin_alike() -> None:

@@ -1,17 +1,21 @@
 """The tokenizers of real models: loaded as the engine loads them, and counted by their parts."""
 
+import random
 from functools import cache
 from pathlib import Path
 
 import pytest
 from tokenizers import AddedToken
 
+from kvctl.tokens.between_words import LONG, adds_up_between_words, parts
 from kvctl.tokens.files import ModelFiles, TokenizerError, load_files
 from kvctl.tokens.segments import Segments, cutting_tokens
 from kvctl.tokens.source import View
 from kvctl.tokens.tokeniser import Tokeniser
+from tests.effort import examples
 from tests.live.model import corpus_lines
 from tests.tokens.real import PACKAGED, real_model
+from tests.tokens.test_between_words import WORDS, agree, ids, long_text
 
 TEXTS = (
     "The quick brown fox, 1,234 times; na\u00efve \u6771\u4eac \U0001f600",
@@ -58,6 +62,18 @@ def test_parts_add_up_over_the_corpus(name: str) -> None:
         for specials in (False, True):
             part = cached.count(text, add_special_tokens=specials, with_ids=True)
             assert list(part.ids or ()) == files.tokenizer.encode(text, add_special_tokens=specials).ids
+
+
+def test_they_add_up_between_words(name: str) -> None:
+    tokenizer = loaded(name).tokenizer
+    assert adds_up_between_words(tokenizer)
+    dice, text = random.Random(name), long_text(random.Random(name), 2 * LONG)
+    assert len(list(parts(text))) > 1
+    assert agree(tokenizer, text)
+    for _ in range(examples(60)):
+        first = " ".join(dice.choices(WORDS, k=dice.randint(0, 6))) + dice.choice("aksz")
+        second = f" {dice.choice('abst')}" + " ".join(dice.choices(WORDS, k=dice.randint(0, 6)))
+        assert ids(tokenizer, first + second) == ids(tokenizer, first) + ids(tokenizer, second)
 
 
 def test_the_next_turn_is_counted_alone(name: str) -> None:
