@@ -9,6 +9,7 @@ started as ever: kvctl's own children, a ``preexec_fn``, more descriptors, an en
 looks at when it starts and never again.
 """
 
+import atexit
 import ctypes
 import gc
 import importlib
@@ -35,6 +36,7 @@ _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 _SIZE = struct.Struct("<Q")
 _EXECUTE = inspect.signature(subprocess.Popen._execute_child)  # type: ignore[attr-defined]
 _AT_START = ("PYTHON", "LC_", "LANG", "LD_", "MALLOC_", "GLIBC_", "SSL_", "OPENSSL_")
+_WAYS = frozenset({("-c", MAIN), *(("-m", name) for name in MODULES)})
 _PLAIN = {"preexec_fn": None, "pass_fds": (), "shell": False, "start_new_session": False, "executable": None}
 
 
@@ -63,10 +65,7 @@ def _usual(asked: Mapping[str, Any], env: Mapping[str, str]) -> bool:
         return False
     if any(asked.get(name, usual) != usual for name, usual in _PLAIN.items()):
         return False
-    way = tuple(words[1:3])
-    return (way == ("-c", MAIN) or way in {("-m", name) for name in MODULES}) and _at_start(
-        env
-    ) == _nursery.env
+    return tuple(words[1:3]) in _WAYS and _at_start(env) == _nursery.env
 
 
 def _at_start(env: Mapping[str, str]) -> dict[str, str]:
@@ -103,6 +102,7 @@ class _Nursery:
     @staticmethod
     def _opened() -> socket.socket:
         ours, theirs = socket.socketpair()
+        atexit.register(ours.close)
         with theirs:
             number = str(theirs.fileno())
             command = [sys.executable, "-m", "tests.warm", number]

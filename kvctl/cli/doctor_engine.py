@@ -231,14 +231,14 @@ async def _shown(counter: ChainCounter, model: str) -> str | None:
 
 
 async def capacity(
-    settings: Settings, samples: list[RankSample], poller: Poller, card: Card | None
+    settings: Settings, samples: list[RankSample], poller: Poller, card: Card | None, *, heard: bool
 ) -> Finding:
-    """The engine's pool against the plan."""
+    """The engine's pool against the plan; ``heard``: it answered what it was asked before."""
     reported = [sample.capacity_tokens for sample in samples if sample.capacity_tokens]
     try:
         source = plan_source(settings.plan_model, settings.tokenizer, settings.plan_flags)
         if source is None:
-            return _unplanned(settings, reported)
+            return _unplanned(settings, reported, heard=heard)
         return await _planned(source, poller, card)
     except PollError as error:
         return failed("capacity", str(error), _NOBODY)
@@ -251,11 +251,13 @@ def _told(reported: list[int]) -> str:
     return f"the engine reports {sum(reported):,} KV tokens" if reported else "the engine reports no pool"
 
 
-def _unplanned(settings: Settings, reported: list[int]) -> Finding:
+def _unplanned(settings: Settings, reported: list[int], *, heard: bool) -> Finding:
     if reported:
         return passed("capacity", f"{_told(reported)}; not compared: set plan_model to the model's folder")
     if settings.capacity_tokens is not None:
         return passed("capacity", f"capacity_tokens says {settings.capacity_tokens:,} KV tokens a rank")
+    if not heard:
+        return warned("capacity", "not known: the engine does not answer", _NOBODY)
     text = f"{_told(reported)}: the fallback of {settings.fallback_budget_tokens:,} KV tokens applies"
     return warned("capacity", text, "set capacity_tokens, or plan_model (and plan_flags) to have it planned")
 

@@ -100,7 +100,8 @@ async def _examine_engine(settings: Settings, timeout_s: float) -> tuple[list[Fi
         card_findings, cards = await doctor_machine.cards(settings, timeout_s)
         tokens = [each async for each in doctor_engine.tokens(settings, info)]
         ranks = list(with_pool(samples, info or EngineInfo()))
-        pool = await doctor_engine.capacity(settings, ranks, poller, smallest_card(cards))
+        heard = info is not None or bool(samples)
+        pool = await doctor_engine.capacity(settings, ranks, poller, smallest_card(cards), heard=heard)
     finally:
         await poller.close()
     return [answered, page, *tokens, pool], card_findings

@@ -32,7 +32,7 @@ _REASONS = {
 
 
 @click.command()
-@click.argument("request_id", metavar="ID", required=False)
+@click.argument("request_id", metavar="[ID]", required=False)
 @click.option("--prompt-tokens", type=click.IntRange(0), help="Of a request that is only thought of.")
 @click.option("--max-tokens", type=click.IntRange(0), help="Its limit of output. [none sent]")
 @click.option("--n", "choices", type=click.IntRange(1, 1024), default=1, show_default=True, help="Answers.")
@@ -58,9 +58,9 @@ def explain(
 ) -> None:
     """Why the request ID was refused or let in; or what one of this shape would get now, charging nothing.
 
-    ID is the X-Request-Id of the answer, or a lease id.
+    ID is the X-Request-Id among the answer's headers (not the id in its body), or a lease id.
 
-    Example: kvctl explain chatcmpl-7f3a
+    Example: kvctl explain a87b5ccae911-163
 
     Example: kvctl explain --prompt-tokens 6000 --max-tokens 800
     """

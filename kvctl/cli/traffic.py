@@ -74,7 +74,8 @@ def drain(
         if wait:
             _until_idle(client, timeout, engine)
     whom = "new requests get 503" if engine is None else f"nothing new goes to {engine}"
-    _told(document, output, f"{whom}, and what runs goes on; kvctl undrain ends it")
+    runs = "nothing runs any more" if wait else "what runs goes on"
+    _told(document, output, f"{whom}, and {runs}; kvctl undrain ends it")
 
 
 @click.command()

@@ -20,6 +20,10 @@ from kvctl.core.events import BudgetChanged, Command, EngineRestarted, Noted, St
 
 Document = dict[str, Any]
 _AT_ONCE = 500  # stories
+_WHICH_ID = (
+    "the ID is the answer's X-Request-Id; what was refused before it was weighed, such as a faulty body, "
+    "is no decision"
+)
 KINDS = (
     *("decision", "end", "budget", "state", "restart", "note"),
     *("override", "traffic", "reload", "level", "gpu"),
@@ -104,8 +108,10 @@ class Journal:
         """The message about a request that was not found anywhere."""
         where = f"{some_id!r:.80} is not among the last {len(self.ring)} decisions"
         if self.file is None:
-            return f"{where}, and decision_log_file, which would keep more of them, is not set"
-        return f"{where}, nor in the last {FARTHEST >> 20} MiB of decision_log_file ({self.file.path})"
+            where += ", and decision_log_file, which would keep more of them, is not set"
+        else:
+            where += f", nor in the last {FARTHEST >> 20} MiB of decision_log_file ({self.file.path})"
+        return f"{where}; {_WHICH_ID}"
 
     async def select(self, most: int, *, refused: bool = False) -> list[Story]:
         """Up to ``most`` of the last decisions, the latest last; ``refused``: only refusals."""

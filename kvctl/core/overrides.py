@@ -314,7 +314,7 @@ class Overrides:
             raise OverrideError(Refusal.BAD_TTL, f"{ttl_s!r:.50} is not a number of seconds")
         if not LEAST_TTL_S <= life <= self._ttl_max_s:
             bounds_ = f"{_span(LEAST_TTL_S)} to {_span(self._ttl_max_s)}"
-            message = f"a life of {_span(life)} is outside {bounds_} (override_ttl_max)"
+            message = f"it would hold for {_span(life)}, which is outside {bounds_} (override_ttl_max)"
             raise OverrideError(Refusal.BAD_TTL, message)
         return life
 

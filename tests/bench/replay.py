@@ -11,14 +11,14 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from kvctl.sim.replay import Scene
 from kvctl.sim.replay_policies import WITH_MARGIN, Spec, find_best, parse_policy, run_policy
-from kvctl.sim.replay_score import Target, document
+from kvctl.sim.replay_score import Target, figures
 from kvctl.sim.replay_setup import engine_config, make_scene, read_profile
 from kvctl.sim.trace import Row
 from tests.bench.workloads import WORKLOADS, by_name, median
@@ -102,7 +102,7 @@ def run(job: Job) -> list[dict[str, Any]]:
         spec = replace(spec, prefix_sharing=not name.endswith(UNAWARE))
         if spec.to_search:
             spec = find_best(spec, scene, TARGET)
-        found = document(run_policy(spec, scene), TARGET)
+        found = asdict(figures(run_policy(spec, scene), TARGET))
         results.append(
             {
                 "workload": job.workload,

@@ -169,6 +169,8 @@ async def test_nobody_at_the_engines_address(doctor: Doctor, engine: SimServer) 
     failed = {check for check, each in found.items() if each["result"] == "fail"}
     assert failed == {"engine", "metrics"}
     assert "cannot connect" in found["engine"]["found"]
+    assert found["capacity"]["found"] == "not known: the engine does not answer"
+    assert found["capacity"]["remedy"] == found["tokenizer"]["remedy"]
 
 
 @pytest.mark.parametrize(

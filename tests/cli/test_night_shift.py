@@ -93,6 +93,7 @@ async def test_explain_what_nobody_knows(kvctl: Kvctl) -> None:
     done = await kvctl("explain", "never-seen")
     assert done.status == 4
     assert "decision_log_file, which would keep more of them, is not set" in done.err
+    assert "the ID is the answer's X-Request-Id" in done.err
     assert (await kvctl("explain")).status == 2
     assert (await kvctl("explain", "x", "--prompt-tokens", "1")).status == 2
 
@@ -227,7 +228,8 @@ async def test_drain_waits_until_nothing_runs(daemon: Daemon, kvctl: Kvctl) -> N
     await asyncio.sleep(0.1)
     daemon.stand.gate = replace(daemon.stand.gate, leases=0)
     done = await waiting
-    assert (done.status, done.out.split(":")[0]) == (0, "draining")
+    said = "draining: new requests get 503, and nothing runs any more; kvctl undrain ends it\n"
+    assert (done.status, done.out) == (0, said)
 
 
 async def test_the_last_events(daemon: Daemon, kvctl: Kvctl) -> None:
