@@ -11,7 +11,7 @@ from kvctl.control.journal import Journal
 from kvctl.core.claim import Shape
 from kvctl.core.events import DrainChanged, EngineDescribed, Reject, Scraped
 from kvctl.core.gate import Gate
-from kvctl.core.outcomes import Decision, EndReason, EngineState
+from kvctl.core.outcomes import Decision, EndReason, EngineState, RejectReason
 from kvctl.core.pressure import RankTerm
 from kvctl.core.queue import QueueConfig
 from kvctl.core.supply import GateConfig
@@ -114,7 +114,7 @@ def test_who_waits_for_a_rank_that_goes_is_told_at_once() -> None:
 
     told = asyncio.run(wait())
     assert isinstance(told, Reject)
-    assert told.decision is Decision.UNAVAILABLE
+    assert (told.decision, told.reason) == (Decision.UNAVAILABLE, RejectReason.RANK_GONE)
     assert told.retry_after_s is not None
     assert len(keeper.gate.ledger) == 0
 

@@ -21,6 +21,7 @@ _REASONS = {
     "max_context": "it is beyond the operator's max_context, always",
     "capacity": "it is beyond the engine's whole KV pool, always",
     "draining": "kvctl is drained",
+    "rank_gone": "it waited for a data-parallel rank that the engine no longer has",
     "queue_ahead": "it would delay one that waits before it",
     "queue_deadline": "it waited, and its start did not come in time",
     "tenant_share": "the room is owed to tenants below their share",
@@ -58,7 +59,7 @@ def explain(
 ) -> None:
     """Why the request ID was refused or let in; or what one of this shape would get now, charging nothing.
 
-    ID is the X-Request-Id among the answer's headers (not the id in its body), or a lease id.
+    ID is the X-Request-Id among the answer's headers, a lease id, or the id in the body of vLLM's answer.
 
     Example: kvctl explain a87b5ccae911-163
 

@@ -62,6 +62,10 @@ def staged(asked: Asked) -> Staged:
     """
     if bool(asked.logs) == (asked.trace is not None):
         raise click.UsageError("Give a trace or --log, one of them.")
+    try:
+        caps(asked.cap or USUAL_CAP)
+    except ValueError as error:
+        raise click.UsageError(f"{error}.") from None
     return _staged_log(asked) if asked.logs else Staged(_scene(asked), USUAL_POLICIES, USUAL_MARGIN)
 
 
@@ -128,8 +132,8 @@ def _remarks(trace: DecisionTrace, drawn: int) -> list[str]:
 
 
 def _fault(text: str) -> Fault:
-    """A fault as the option has it. Raises ValueError with a text for the user."""
+    """A fault as the option has it. Raises UsageError."""
     try:
         return parse_fault(text)
     except ValueError as error:
-        raise ValueError(f"fault {text!r}: {error}") from None
+        raise click.UsageError(f"fault {text!r}: {error}.") from None

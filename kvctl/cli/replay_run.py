@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -33,9 +34,14 @@ class Comparison:
 
 
 def compare(asked: Asked) -> Comparison:
-    """Run all. Raises ValueError or OSError with a text for the user."""
+    """Run all. Raises UsageError, ValueError or OSError with a text for the user."""
     stage = staged(asked)
-    specs = named_specs(asked.policies or stage.policies, asked.margins or stage.margin, asked.prefix_sharing)
+    try:
+        specs = named_specs(
+            asked.policies or stage.policies, asked.margins or stage.margin, asked.prefix_sharing
+        )
+    except ValueError as error:
+        raise click.UsageError(f"{error}.") from None
     scene = replace(stage.scene, ttft_s=asked.ttft, itl_s=asked.itl)
     target = Target(ttft_s=asked.ttft, itl_s=asked.itl)
     runs: dict[str, Run] = {}

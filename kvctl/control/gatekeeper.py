@@ -31,7 +31,7 @@ from kvctl.core.events import (
     Reject,
 )
 from kvctl.core.gate import Gate
-from kvctl.core.outcomes import EndReason
+from kvctl.core.outcomes import EndReason, RejectReason
 from kvctl.core.snapshot import Moment
 
 log = logs.get("control.gatekeeper")
@@ -198,7 +198,7 @@ class Gatekeeper:
         Who waits is refused now: without ticks no deadline would pass.
         """
         self._retired = True
-        self.handle(DrainChanged(draining=True))
+        self.handle(DrainChanged(draining=True, reason=RejectReason.RANK_GONE))
 
     def progressed(self, request_id: str, tokens: int) -> None:
         """More output of a request was seen."""

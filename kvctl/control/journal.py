@@ -6,6 +6,7 @@ gatekeeper --events, commands--> recorder --> ring, file
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
@@ -24,6 +25,7 @@ _WHICH_ID = (
     "the ID is the answer's X-Request-Id; what was refused before it was weighed, such as a faulty body, "
     "is no decision"
 )
+_KINDS_OF_ANSWERS = ("chatcmpl-", "cmpl-")  # vLLM puts them before the X-Request-Id
 KINDS = (
     *("decision", "end", "budget", "state", "restart", "note"),
     *("override", "traffic", "reload", "level", "gpu"),
@@ -92,17 +94,24 @@ class Journal:
     # --- what is asked ------------------------------------------------------------------------------
 
     def find(self, some_id: str) -> Document | None:
-        """The story of a request by its X-Request-Id or lease id; None: not among those remembered."""
+        """The story of a request by its X-Request-Id or lease id; None: not among those remembered.
+
+        The id in the body of an answer of vLLM will do too: it is the X-Request-Id with the kind before it.
+        """
         self.settle()
-        story = self.ring.find(some_id)
+        found = (story for each in _names(some_id) if (story := self.ring.find(each)) is not None)
+        story = next(found, None)
         return None if story is None else self.document(story)
 
     async def find_written(
         self, some_id: str, in_thread: Callable[[Callable[[], Document | None]], Awaitable[Document | None]]
     ) -> Document | None:
         """The same from the decision log's file; None: there is no file, or the story is not near its end."""
-        file = self.file
-        return None if file is None else await in_thread(lambda: search(file.path, KEPT, some_id))
+        if self.file is not None:
+            for each in _names(some_id):
+                if (found := await in_thread(partial(search, self.file.path, KEPT, each))) is not None:
+                    return found
+        return None
 
     def missing(self, some_id: str) -> str:
         """The message about a request that was not found anywhere."""
@@ -195,3 +204,9 @@ def _file(file: DecisionFile) -> Document:
         "dropped": file.dropped,
         "fault": file.fault or None,
     }
+
+
+def _names(some_id: str) -> list[str]:
+    """What a request may be known by, that id first."""
+    own = [some_id.removeprefix(kind) for kind in _KINDS_OF_ANSWERS if some_id.startswith(kind)]
+    return [some_id, *own]

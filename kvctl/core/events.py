@@ -144,9 +144,10 @@ class Reconfigured:
 
 @record
 class DrainChanged:
-    """Drain began (nothing new is admitted) or was called off."""
+    """Drain began (nothing new is admitted, for this ``reason``) or was called off."""
 
     draining: bool
+    reason: RejectReason = RejectReason.DRAINING
 
 
 @record

@@ -61,7 +61,7 @@ class Gate:
         self._demand = demand(Guards(config.ttft_target_s, config.itl_target_s, config.max_num_seqs))
         self.ledger, self._leases = self._demand.ledger, self._demand.ledger.leases
         self._supply = Supply(config)
-        self._policy, self._draining = config.policy, False
+        self._policy, self._draining, self._drained_by = config.policy, False, RejectReason.DRAINING
         self._retry = RetryHints(longest_s=config.retry_after_max_s, seed=config.jitter_seed)
         self._tenants = Tenants(config.tenants)
         self._room = WaitingRoom(self._demand, self._supply, self._retry, self._tenants.shares.used)
@@ -96,7 +96,7 @@ class Gate:
         told = self._supply.look(now)
         meant = self._enforcement.ratio >= 1.0 or self._enforcement.meant()
         verdict = self._decide(event, now, may_wait=meant)
-        if not meant and isinstance(verdict, Reject) and verdict.reason is not RejectReason.DRAINING:
+        if not meant and isinstance(verdict, Reject) and not self._draining:
             verdict = self._let_by(event, verdict, now)
         self._accepted.count(verdict)
         told.append(verdict)
@@ -239,7 +239,7 @@ class Gate:
     def unavailable(self) -> RejectReason | None:
         """Why nobody is let in, whatever room there is; None: requests are judged."""
         if self._draining:
-            return RejectReason.DRAINING
+            return self._drained_by
         state = self._supply.state
         return None if state in SERVING else UNAVAILABLE_OF[state]
 
@@ -325,7 +325,7 @@ class Gate:
         return self._supply.reconfigured(config) + self._supply.settle(now)
 
     def _drain_changed(self, event: DrainChanged, now: float) -> list[Command]:
-        self._draining = event.draining
+        self._draining, self._drained_by = event.draining, event.reason
         return self._supply.settle(now)
 
     def _ticked(self, event: Ticked, now: float) -> list[Command]:  # noqa: ARG002 - one signature

@@ -96,6 +96,10 @@ def _engine(record: DecisionRecord) -> Iterator[str]:
         yield f"an engine that serves: it was {record.scales.state}"
 
 
+def _rank(record: DecisionRecord) -> Iterator[str]:  # noqa: ARG001 - one signature
+    yield "another rank of an engine that serves: the same request, sent again, goes to one"
+
+
 _ADVICE: dict[RejectReason, Advice] = {
     RejectReason.KV_BUDGET: _budget,
     RejectReason.TOO_LARGE_NOW: _too_large,
@@ -110,6 +114,7 @@ _ADVICE: dict[RejectReason, Advice] = {
     RejectReason.CONTEXT: _never,
     RejectReason.MAX_CONTEXT: _never,
     RejectReason.CAPACITY: _never,
+    RejectReason.RANK_GONE: _rank,
 }
 
 

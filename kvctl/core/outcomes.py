@@ -43,6 +43,7 @@ class RejectReason(StrEnum):
     ENGINE_ASLEEP = "engine_asleep"
     ENGINE_WEDGED = "engine_wedged"  # requests in flight, no token and no counter moves
     GPU_FAULT = "gpu_fault"
+    RANK_GONE = "rank_gone"  # it waited for a data-parallel rank that the engine no longer has
     DRAINING = "draining"  # kvctl itself is going down or was drained by on-call
 
 
@@ -67,6 +68,7 @@ DECISION_OF: dict[RejectReason, Decision] = {
     RejectReason.ENGINE_ASLEEP: Decision.UNAVAILABLE,
     RejectReason.ENGINE_WEDGED: Decision.UNAVAILABLE,
     RejectReason.GPU_FAULT: Decision.UNAVAILABLE,
+    RejectReason.RANK_GONE: Decision.UNAVAILABLE,
     RejectReason.DRAINING: Decision.UNAVAILABLE,
 }
 

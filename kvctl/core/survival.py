@@ -166,21 +166,23 @@ def mark_of(output_tokens: int, *, finished: bool) -> int:
 
 
 class LengthHistory:
-    """The last ``WINDOW`` answers of one class, counted by slot."""
+    """The last ``WINDOW`` answers of one class, counted by slot; ``whole``: how many of them nobody cut."""
 
-    __slots__ = ("_records", "cap_use", "censored", "finished")
+    __slots__ = ("_records", "_whole", "cap_use", "censored", "finished", "whole")
 
     def __init__(self) -> None:
         self.cap_use = CapUse()
         self._records: deque[int] = deque()  # marks
+        self._whole: deque[bool] = deque()  # of each, whether it came to its end or its cap
+        self.whole = 0
         self.finished = [0] * SLOTS
         self.censored = [0] * SLOTS
 
     def __len__(self) -> int:
         return len(self._records)
 
-    def take(self, marks: Sequence[int]) -> None:
-        """Answers that ended, each as ``mark_of`` has it."""
+    def take(self, marks: Sequence[int], whole: Sequence[bool]) -> None:
+        """Answers that ended, each as ``mark_of`` has it, and whether it came to its end or its cap."""
         finished, censored = self.finished, self.censored
         for mark in marks:
             if mark >= 0:
@@ -188,12 +190,15 @@ class LengthHistory:
             else:
                 censored[~mark] += 1
         self._records.extend(marks)
+        self._whole.extend(whole)
+        self.whole += sum(whole)
         self.forget(len(self._records) - WINDOW)
 
     def forget(self, answers: int) -> None:
         """The oldest answers count no more."""
         for _ in range(answers):
             old = self._records.popleft()
+            self.whole -= self._whole.popleft()
             if old >= 0:
                 self.finished[old] -= 1
             else:
@@ -272,12 +277,13 @@ class SurvivalModel:
             answers = list(alike)
             marks = [mark_of(made, finished=finished) for _, made, finished, _ in answers]
             allowed = [(made, cap) for _, made, _, cap in answers if cap is not None]
+            whole = [finished or cap is not None for _, _, finished, cap in answers]
             for level in _levels(key):
                 history = self._histories.pop(level, None)
                 if history is None:
                     history = LengthHistory()
                 self._histories[level] = history  # the dict's order is that of the last answers
-                history.take(marks)
+                history.take(marks, whole)
                 history.cap_use.take(allowed)
             while len(self._histories) > MOST_CLASSES:
                 del self._histories[next(iter(self._histories))]
@@ -317,8 +323,8 @@ class SurvivalModel:
         if self.factor < 1.0:
             return RHO_MOST
         self._take_in()
-        known = self._histories
-        return correlation((len(leases), len(known.get(key, ()))) for key, leases in self._in_flight.items())
+        known = {key: history.whole for key in self._in_flight if (history := self._histories.get(key))}
+        return correlation((len(leases), known.get(key, 0)) for key, leases in self._in_flight.items())
 
     def table(self, key: Key, cap: int) -> Table:
         """S for requests of that class and output cap (the cap itself not applied)."""

@@ -18,7 +18,7 @@ def bounded(case: Case, demand: Demand, supply: Supply) -> bool:
 
 
 def weigh(case: Case, demand: Demand, supply: Supply, policy: Policy, *, may_wait: bool = False) -> None:
-    """Set the peak with it, read off the curve; ``may_wait``: held to its worst case where that is less."""
+    """Set the peak with it, read off the curve; ``may_wait``: at most the others' peak and its own."""
     case.peak = demand.peak_with(case.asked, case.candidate, policy) + supply.unattributed
     case.bounded, case.cached = False, case.candidate.cached
     if may_wait and case.peak > supply.budget.tokens:

@@ -216,11 +216,16 @@ def _busy(reject: Reject, wait_s: float) -> str:
             f"This request is larger than the KV budget and runs only when nothing else does: {counts}."
         )
     else:
-        happened = f"The KV cache is fully committed: {counts}."
+        happened = f"The KV cache has no room for this request: {counts}."
     return f"{happened} Nothing was generated. Retry in {wait_s:.1f} s, or ask for less output."
 
 
 def _unavailable(reject: Reject, wait_s: float) -> str:
+    if reject.reason is RejectReason.RANK_GONE:
+        return (
+            "The part of the engine that this request waited for is gone; the others serve. Nothing was "
+            f"generated. Retry in {wait_s:.1f} s."
+        )
     why = _UNAVAILABLE[reject.reason]
     return (
         f"No request is served now: {why}. Nothing was generated. "

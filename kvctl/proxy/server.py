@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, cast
 
-from aiohttp import HttpVersion11, http_exceptions, web
+from aiohttp import EMPTY_PAYLOAD, HttpVersion11, StreamReader, http_exceptions, web
 
 from kvctl import logs
 from kvctl.core.outcomes import ProxyFault
@@ -42,8 +42,8 @@ class ClientConnection(web.RequestHandler):
     """One client's connection; knows since when it owes the head of a request."""
 
     __slots__ = (
-        "_ahead", "_complain", "_held_back", "_house", "_metrics", "_serving", "_wire", "closing_since",
-        "owing_since", "writing_paused",
+        "_ahead", "_complain", "_content", "_held_back", "_house", "_metrics", "_serving", "_wire",
+        "closing_since", "owing_since", "writing_paused",
     )  # fmt: skip
     writing_paused: bool  # aiohttp's is a property: a call for each event of a stream
 
@@ -56,7 +56,8 @@ class ClientConnection(web.RequestHandler):
         self._held_back = False
         self.owing_since: float | None = None
         self.closing_since: float | None = None
-        self._serving: web.BaseRequest | None = None
+        self._serving = False
+        self._content: StreamReader = EMPTY_PAYLOAD  # of the last request; it may come behind its answer
         self._ahead = False  # bytes came behind the request that is being served
         self.writing_paused = False
 
@@ -88,20 +89,21 @@ class ClientConnection(web.RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         """Bytes came; the first ones behind a whole request begin the next head."""
-        if data and self.owing_since is None:  # aiohttp says b"" when it reads on
-            if self._serving is None:
+        if data and self.owing_since is None and self._content.is_eof():  # b"": aiohttp reads on
+            if self._serving:
+                self._ahead = True
+            else:
                 self.owing_since = time.monotonic()
-            elif not self._ahead:
-                self._ahead = self._serving.content.is_eof()
         super().data_received(data)
 
     def begin(self, request: web.BaseRequest) -> None:
         """A request is served from now on."""
-        self.owing_since, self._serving, self._ahead = None, request, False
+        self.owing_since, self._serving, self._ahead = None, True, False
+        self._content = request.content
 
     def done(self) -> None:
         """It was; whoever sent a part of the next head meanwhile owes the rest from now on."""
-        self._serving = None
+        self._serving = False
         if self._ahead and not self._messages:
             self.owing_since = time.monotonic()
 

@@ -2,7 +2,6 @@
 
 import json
 import time
-import uuid
 from typing import Any
 
 from kvctl.sim import text
@@ -19,12 +18,12 @@ def usage(prompt: int, output: int) -> dict[str, Any]:
 
 
 class Answer:
-    """Builds one request's answer. ``chat`` chooses the API's shape."""
+    """Builds one request's answer. ``chat``: the API's shape; its id holds ``request_id``, as in vLLM."""
 
-    def __init__(self, *, chat: bool, model: str) -> None:
+    def __init__(self, *, chat: bool, model: str, request_id: str) -> None:
         self._chat = chat
         self._head = {
-            "id": ("chatcmpl-" if chat else "cmpl-") + uuid.uuid4().hex[:16],
+            "id": ("chatcmpl-" if chat else "cmpl-") + request_id,
             "object": "chat.completion" if chat else "text_completion",
             "created": int(time.time()),
             "model": model,

@@ -5,6 +5,7 @@ tests: ``engine.pause`` (wedged: /health and /metrics answer, no token moves), `
 (every connection is reset, nothing listens any more).
 """
 
+import uuid
 from typing import Any
 
 from aiohttp import web
@@ -142,7 +143,8 @@ class SimServer:
 
     async def _answer(self, request: web.Request, generation: Generation) -> web.StreamResponse:
         run = Run(self.engine, generation, self._take_serial())
-        answer = Answer(chat=generation.chat, model=self.model)
+        named = request.headers.get("X-Request-Id") or uuid.uuid4().hex[:16]
+        answer = Answer(chat=generation.chat, model=self.model, request_id=named)
         try:
             run.submit()
             if generation.stream:

@@ -26,7 +26,8 @@ PATIENCE_S = 60.0
 
 async def test_a_decision_by_either_id(office: Office) -> None:
     office.journal.ring.add(record(1, REFUSED, "caller-1"))
-    for some_id in ("caller-1", "l-1"):
+    in_bodies = ("chatcmpl-caller-1", "cmpl-caller-1")  # as vLLM names its answers
+    for some_id in ("caller-1", "l-1", *in_bodies):
         told = await office.call("get", f"/v1/decisions/{some_id}")
         assert (told["id"], told["lease"], told["reason"]) == ("caller-1", "l-1", "kv_budget")
         assert told["remedies"]

@@ -105,6 +105,7 @@ async def test_explain_one_of_before_the_restart(daemon: Daemon, kvctl: Kvctl, t
     daemon.journal.file = file
     done = await kvctl("explain", "caller-1")
     assert (done.status, done.err) == (0, "")
+    assert (await kvctl("explain", "chatcmpl-caller-1")).out == done.out
     daemon.journal.ring.add(record(1, REFUSED, "caller-1"))
     daemon.journal.file = None
     said = (await kvctl("explain", "caller-1")).out.splitlines()

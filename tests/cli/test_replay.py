@@ -87,18 +87,30 @@ def test_the_table_shows_figures_and_usage(trace: Path, tmp_path: Path) -> None:
         (["--margin", "150%"], "150%"),
         (["--margin", "100%"], "leaves nothing"),
         (["--cap", "some"], "a cap is exact, none or a number"),
-        (["--start", "5000"], "none from 5000"),
-        (["--engine-profile", "h900"], "no profile 'h900'"),
         (["--fault", "flood"], "fault 'flood'"),
         (["--fault", "shift=x"], "write KIND=VALUE@SECONDS"),
         (["--fault", "shift=1e308"], "out of range"),
         (["--fault", "bypass=1e9"], "at most 1"),
         (["--fault", "freeze=10@nan"], "out of range"),
         (["--margin", "5%,"], "margin ''"),
+        (["--prefix-sharing", "on"], "prefix sharing is auto or off"),
+    ],
+)
+def test_a_value_that_makes_no_sense_is_mistyped(trace: Path, options: list[str], words: str) -> None:
+    done = CliRunner().invoke(cli, ["replay", str(trace), *options])
+    assert done.exit_code == 2
+    assert words in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--start", "5000"], "none from 5000"),
+        (["--engine-profile", "h900"], "no profile 'h900'"),
         (["--context", "50"], "none from 0"),
     ],
 )
-def test_what_makes_no_sense_is_told(trace: Path, options: list[str], words: str) -> None:
+def test_what_the_trace_cannot_give_is_told(trace: Path, options: list[str], words: str) -> None:
     done = CliRunner().invoke(cli, ["replay", str(trace), *options])
     assert done.exit_code == 1
     assert words in done.stderr

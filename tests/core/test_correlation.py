@@ -53,6 +53,18 @@ def test_a_burst_of_a_class_never_seen_is_not_taken_for_known() -> None:
     assert model.correlation() < 1.2 * RHO_LEAST
 
 
+def test_answers_that_were_cut_say_nothing_of_lengths() -> None:
+    """Callers that hang up, errors, and lengths that nobody counted; one that filled its cap is known."""
+    model = SurvivalModel()
+    for _ in range(WINDOW):
+        model.ended(KEY, 16, finished=False)
+    model.refresh({KEY: [10]})
+    assert model.correlation() == RHO_MOST
+    for _ in range(200):
+        model.ended(KEY, 512, finished=False, allowed=512)
+    assert model.correlation() == RHO_LEAST + 1.0 / (20.0 + 200.0)
+
+
 def test_where_answers_fail_to_end_what_is_known_counts_no_more() -> None:
     model = model_of(WINDOW)
     model.refresh({KEY: [10]})

@@ -87,7 +87,7 @@ def test_history_and_prior_are_weighed_twenty_to_the_number_of_answers() -> None
     """S = (k prior + n history) / (k + n) where nothing is censored, whatever the length."""
     rng, history, prior = random.Random(9), LengthHistory(), exponential_hazards(300.0)
     lengths = [rng.choice([40, 200, 333, 1000, 1000, 3000]) for _ in range(30)]
-    history.take([mark_of(length, finished=True) for length in lengths])
+    history.take([mark_of(length, finished=True) for length in lengths], [True] * len(lengths))
     hazards = history.at_risk(history.cut([])).blended(prior)
     blended, alone = survival_from_hazards(hazards), survival_from_hazards(prior)
     for slot, start in enumerate(SLOT_STARTS[:200]):
@@ -206,10 +206,11 @@ def test_answers_that_are_taken_in_together_count_as_those_taken_in_one_by_one()
 
 def test_old_answers_are_forgotten() -> None:
     history = LengthHistory()
-    history.take([mark_of(2000, finished=False)] * WINDOW)
+    history.take([mark_of(2000, finished=False)] * WINDOW, [False] * WINDOW)
+    assert (len(history), history.whole) == (WINDOW, 0)
     for _ in range(WINDOW):
-        history.take([mark_of(20, finished=True)])
-    assert len(history) == WINDOW
+        history.take([mark_of(20, finished=True)], [True])
+    assert (len(history), history.whole) == (WINDOW, WINDOW)
     assert (sum(history.finished), sum(history.censored)) == (WINDOW, 0)
 
 
@@ -245,7 +246,7 @@ def test_survival_never_rises_and_never_reaches_zero() -> None:
 
 def test_a_history_beyond_all_lengths_leaves_the_tail_to_the_prior() -> None:
     history, prior = LengthHistory(), exponential_hazards(100.0)
-    history.take([mark_of(10, finished=True)])
+    history.take([mark_of(10, finished=True)], [True])
     hazards = history.at_risk(history.cut([slot_of(20)])).blended(prior)
     assert hazards[slot_of(10)] > prior[slot_of(10)]
     assert hazards[slot_of(24) :] == prior[slot_of(24) :]

@@ -16,7 +16,7 @@ def test_a_limit_between_two_whole_numbers_does_not_stay_shut() -> None:
     assert examine(SHUT_BY_A_BROKEN_NUMBER) == []
 
 
-@pytest.mark.xfail(strict=True, reason="about 2 % of the requests are preempted, with true and prompt telemetry")
+@pytest.mark.xfail(strict=True, reason="2 % of all requests are preempted, with true and prompt telemetry")
 def test_a_small_pool_is_not_filled_beyond_what_it_holds() -> None:
     assert examine(1018) == []
 

@@ -13,6 +13,7 @@ from tests.proxy.harness import (
     Wire,
     answering,
     eventually,
+    get,
     plain,
     post,
     rig,
@@ -95,4 +96,22 @@ async def test_the_time_of_an_idle_connection_does_not_end_a_head_that_has_begun
         connection._process_keepalive()
         async with asyncio.timeout(PATIENCE):
             assert await wire.reader.read() == b""
+        wire.close()
+
+
+async def test_a_body_that_comes_behind_its_answer_is_no_head() -> None:
+    async with rig(ENGINE) as it:
+        wire, whole = await it.client(), post(b"x" * 100, "/v1/nowhere")
+        await wire.send(whole[:-100])
+        answer = await wire.reader.readuntil(b"}}")
+        assert answer.startswith(b"HTTP/1.1 404 ")
+        assert b"connection: close" not in answer.lower()
+        (connection,) = connections(it)
+        await wire.send(b"x" * 100)
+        await eventually(connection._content.is_eof)
+        assert connection.owing_since is None
+        await wire.send(get("/healthz")[:10])
+        await eventually(lambda: connection.owing_since is not None)
+        await wire.send(get("/healthz")[10:])
+        assert (await wire.reader.readuntil(b"}")).startswith(b"HTTP/1.1 200 ")
         wire.close()

@@ -5,12 +5,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvctl.core.outcomes import ProxyFault
 from kvctl.engines.vllm import VLLM
 from kvctl.proxy.bodies import Reader
 from kvctl.proxy.jsonbody import LARGE
-from kvctl.proxy.structure import MOST_PARTS, has_too_many_parts
+from kvctl.proxy.structure import MOST_PARTS, has_too_many_parts, parts
 from kvctl.tokens.base import Count
 from kvctl.tokens.bound import TOKENS_PER_SCALAR, json_bound
 from kvctl.tokens.media import MediaBounds, bound_of_all
@@ -44,6 +46,23 @@ def chat(message: bytes, times: int) -> bytes:
 )
 def test_what_stands_inside_strings_is_no_part(body: bytes, many: bool) -> None:
     assert has_too_many_parts(body) is many
+
+
+def kinds_by_hand(body: bytes) -> list[bytes]:
+    found, inside, escaped = [], False, False
+    for each in (body[place : place + 1] for place in range(len(body))):
+        if inside:
+            inside, escaped = escaped or each != b'"', not escaped and each == b"\\"
+        elif each in b'"{[:':
+            found.append(each)
+            inside = each == b'"'
+    return found
+
+
+@given(st.lists(st.sampled_from([b'"', b"\\", b"{", b"[", b":", b"ab", b",7"])).map(b"".join))
+def test_a_body_searched_in_slices_has_the_parts_that_it_has_as_a_whole(body: bytes) -> None:
+    for step in (2, 3, 5, 64):
+        assert [part[:1] for part in parts(body, step)] == kinds_by_hand(body)
 
 
 async def test_they_are_refused_and_nothing_is_sent() -> None:
