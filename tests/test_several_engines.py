@@ -245,3 +245,54 @@ async def test_a_data_parallel_engine_is_gated_rank_by_rank(tmp_path: Path) -> N
     finally:
         release.set()
         await fake.stop()
+
+
+async def test_who_waits_for_a_rank_that_goes_hears_so_at_once(tmp_path: Path) -> None:
+    """It was told that the server is being drained, while the other ranks served."""
+    both = (Path(__file__).parent / "conformance" / "pages" / "vllm-0.32-dp2.prom").read_bytes()
+    pages = [b"\n".join(line for line in both.split(b"\n") if b'engine="1"' not in line), both]
+    release = asyncio.Event()
+
+    async def script(wire: Wire) -> None:
+        while True:
+            request = await wire.request()
+            if b"/metrics" in request.line:
+                await wire.send(plain(pages[-1]))
+            elif b"/v1/models" in request.line:
+                await wire.send(plain(MODELS))
+            elif b"completions" in request.line:
+                await wire.send(STREAM_HEAD + chunk(event("a")))
+                await release.wait()
+                await wire.send(chunk(event("", "stop")) + LAST)
+            else:
+                await wire.send(plain(b"{}", "404 Not Found"))
+
+    fake = FakeEngine(script)
+    await fake.start()
+    small = {"CAPACITY_TOKENS": "2000", "CAPACITY_FORCE": "true", "QUEUE_MAX_WAIT": "1h", "ENGINE": "vllm"}
+    try:
+        async with daemon(tmp_path, f"http://127.0.0.1:{fake.port}", descriptors=None, **small) as kvctl:
+            async with asyncio.timeout(PATIENCE_S):
+                while not (await kvctl.ask(get("/readyz"))).startswith(b"HTTP/1.1 200 "):  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+            pinned = post(CHAT_STREAM, "/v1/chat/completions", b"X-data-parallel-rank: 1")
+            running, waiting, later = [await kvctl.client() for _ in range(3)]
+            await running.send(pinned)
+            await running.reader.readuntil(event("a"))
+            await waiting.send(pinned)
+            async with asyncio.timeout(PATIENCE_S):
+                while 'priority="normal"} 1.0' not in await kvctl.metrics():  # noqa: ASYNC110 - it waits
+                    await asyncio.sleep(0.05)
+                pages.pop()
+                answer = await waiting.reader.readuntil(b"}}")
+            assert answer.startswith(b"HTTP/1.1 503 ")
+            assert b"x-kvctl-reason: rank_gone" in answer
+            release.set()
+            await running.reader.readuntil(LAST)
+            await later.send(post(CHAT_STREAM))
+            await later.reader.readuntil(LAST)
+            for wire in (running, waiting, later):
+                wire.close()
+    finally:
+        release.set()
+        await fake.stop()

@@ -169,7 +169,7 @@ class Certificates:
         return put_in_force
 
     def along_with(self, read: Callable[[], Settings]) -> Callable[[], Settings]:
-        """``read``, preceded by a reading of these files: a fault in either leaves both as they were."""
+        """``read``, followed by a reading of these files: a fault in either leaves both as they were."""
 
         def read_all() -> Settings:
             fresh = read()

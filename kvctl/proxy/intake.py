@@ -140,8 +140,8 @@ class Intake:
         """What is answered where there is no room for a body, or none for what has to be made of it."""
         self._metrics.fault(ProxyFault.BODY_MEMORY)
         message = (
-            "The memory for request bodies is spent by other requests (max_body_bytes_total). "
-            "Nothing was sent to the engine. Retry in a second."
+            "There is no memory for this request's body now: other requests have it (max_body_bytes_total, "
+            "or all that the process may take). Nothing was sent to the engine. Retry in a second."
         )
         answer = _plain(api, 503, message, "service_unavailable_error", "body_memory")
         headers = (*_without_retry(answer), *errors.retry_headers(1.0), _CLOSE)

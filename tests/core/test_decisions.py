@@ -159,6 +159,12 @@ def test_every_reason_has_a_remedy() -> None:
         assert any("an engine that serves" in each for each in told) is of_the_engine, reason
 
 
+def test_who_waited_for_a_rank_that_is_gone_is_not_told_to_end_a_drain() -> None:
+    told = remedies(replace(REFUSED, reason=RejectReason.RANK_GONE, scales=replace(SCALES, draining=True)))
+    assert told
+    assert not any("drain" in each for each in told)
+
+
 def test_looking_back_at_a_lower_margin() -> None:
     """Each that the look back lets in takes room from those after it, for as long as requests hold."""
     stories = stories_of(_ring(record(1, REFUSED), record(2, REFUSED), record(30, REFUSED)))

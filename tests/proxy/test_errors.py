@@ -118,6 +118,13 @@ def test_unavailable_is_503_whatever_overload_is(reason: RejectReason) -> None:
     assert header(answer, "x-kvctl-headroom-tokens") is None
 
 
+def test_who_waited_for_a_rank_that_is_gone_hears_that_others_serve() -> None:
+    told = message(Api.OPENAI, refusal(Api.OPENAI, reject(RejectReason.RANK_GONE)))
+    assert "the others serve" in told
+    assert "drained" not in told
+    assert "No request is served" not in told
+
+
 def test_every_unavailable_reason_has_its_own_words() -> None:
     texts = {
         message(Api.OPENAI, refusal(Api.OPENAI, reject(reason)))
