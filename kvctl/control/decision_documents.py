@@ -153,9 +153,19 @@ def _record(line: Mapping[str, Any]) -> DecisionRecord:
 def encoded(document: Mapping[str, Any] | list[Document]) -> bytes:
     """A document as JSON in one line; also with lone surrogates, which UTF-8 cannot encode."""
     try:
-        return msgspec.json.encode(document)
+        return _ENCODER.encode(document)
     except UnicodeEncodeError:
         return json.dumps(document, separators=(",", ":"), default=str).encode()
+
+
+def _plain(value: object) -> int:
+    """A count of prompt tokens may be more than a number (``tokens.begin.Tokens``)."""
+    if isinstance(value, int):
+        return int(value)
+    raise TypeError(f"no JSON for {type(value).__name__}")
+
+
+_ENCODER = msgspec.json.Encoder(enc_hook=_plain)
 
 
 def stamp(wall: float) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from kvctl.control.decision_documents import encoded
 from kvctl.control.decision_file import KEPT, DecisionFile
 from kvctl.control.decision_log import DecisionRecorder, digest
 from kvctl.control.gatekeeper import Gatekeeper, LeaseHandle
@@ -21,7 +22,8 @@ from kvctl.core.outcomes import Decision, EndReason
 from kvctl.core.queue import QueueConfig
 from kvctl.core.supply import GateConfig
 from kvctl.core.telemetry import RankSample
-from tests.core.test_decisions import ADMITTED, record
+from kvctl.tokens.begin import Tokens
+from tests.core.test_decisions import ADMITTED, REFUSED, record
 
 SHAPE = Shape(
     route="chat", model="m", prompts=(600,), asked_output=300, stream=True, tenant="sk-a-key-of-somebody"
@@ -388,3 +390,20 @@ async def test_the_file_is_written_off_the_loop(tmp_path: Path) -> None:
             await asyncio.sleep(0.01)
     await file.close()
     assert len(lines(file.path)) == 500
+
+
+async def test_counts_that_know_how_the_prompt_begins_are_numbers(tmp_path: Path) -> None:
+    """As the engine's /tokenize and local tokenizers give them."""
+    counted = Tokens(300, ((128, 7), (256, 8)))
+    kept = record(1, REFUSED, "caller-1")
+    kept = replace(kept, asked=replace(kept.asked, prompts=(counted, counted)))
+    office = Office()
+    office.journal.ring.add(kept)
+    found = office.journal.find("caller-1")
+    assert found is not None
+    assert json.loads(encoded(found))["id"] == "caller-1"
+    file = DecisionFile(tmp_path / "d.jsonl", max_bytes=1 << 20, wall_offset=lambda: 0.0)
+    file.put(kept)
+    await file.close()
+    (line,) = (tmp_path / "d.jsonl").read_text().splitlines()
+    assert json.loads(line)["prompts"] == [300, 300]

@@ -1,6 +1,5 @@
 """What the openai client gets through kvctl is what it gets from the engine."""
 
-import json
 import re
 from collections.abc import Iterator
 
@@ -119,13 +118,3 @@ def test_tokenize_is_passed(engine: Engine, daemon: Daemon) -> None:
         post(daemon.base_url + "/tokenize", question),
     )
     assert through.body == direct.body
-
-
-@pytest.mark.parametrize("chat", [False, True])
-def test_the_id_in_the_body_is_one_that_explain_knows(daemon: Daemon, chat: bool) -> None:
-    """vLLM puts a kind before the X-Request-Id: callers that log the body's id alone can be answered."""
-    path = "/v1/chat/completions" if chat else "/v1/completions"
-    answer = post(daemon.base_url + path, body(chat=chat, stream=False))
-    own = json.loads(answer.body)["id"]
-    assert own.endswith(answer.headers["x-request-id"])
-    assert daemon.command("explain", own).startswith(answer.headers["x-request-id"])
