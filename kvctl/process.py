@@ -69,7 +69,8 @@ async def serve(
         hang_ups = HangUps(daemon.reload)
         stack.push_async_callback(hang_ups.close)
         await stack.enter_async_context(daemon.running())
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hang_ups.come)
+        stack.callback(signal.signal, signal.SIGHUP, _unheard)
+        _hear(signal.SIGHUP, hang_ups.come)
         await stop.wait()
 
 
@@ -159,15 +160,36 @@ def run(settings: Settings, read: Callable[[], Settings] | None = None) -> None:
     handler = logs.start(settings.log_level, settings.log_format)
     for sentence in warnings(settings):
         logs.event(log, logging.WARNING, "settings", sentence)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is somebody to reload for
+    signal.signal(signal.SIGHUP, _unheard)  # until there is somebody to reload for
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_run_until_signal(settings, read))
     finally:
-        for signum in SIGNALS:  # the loop is gone, and with it whoever listened
-            signal.signal(signum, signal.SIG_IGN)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         logs.stop(handler)
+        told, sys.unraisablehook = (
+            sys.unraisablehook,
+            _unheard,
+        )  # it tells of one that comes between two handlers
+        for signum in SIGNALS:  # as the interpreter ends, all but this give way to the default
+            signal.signal(signum, signal.SIG_IGN)
+        sys.unraisablehook = told
+
+
+def _hear(signum: signal.Signals, do: Callable[[], None]) -> None:
+    """Have ``do`` called by the loop for each such signal.
+
+    Not by the loop's own handlers: as it closes they give way to the default, which kills.
+    """
+    loop = asyncio.get_running_loop()
+
+    def heard(*_: object) -> None:
+        loop.call_soon_threadsafe(do)
+
+    signal.signal(signum, heard)
+
+
+def _unheard(*_: object) -> None:
+    """For signals that come when nobody listens any more: neither kill nor count."""
 
 
 def prepare_interpreter() -> None:
@@ -183,14 +205,14 @@ def prepare_interpreter() -> None:
 
 async def _run_until_signal(settings: Settings, read: Callable[[], Settings] | None) -> None:
     stop, hurry = asyncio.Event(), asyncio.Event()
-    loop = asyncio.get_running_loop()
 
     def signalled() -> None:
         (hurry if stop.is_set() else stop).set()
 
     for signum in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signum, signalled)
+        _hear(signum, signalled)
     try:
         await serve(settings, stop=stop, hurry=hurry, read=read)
     finally:
-        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # the loop is closed next, which lets them kill
+        for signum in SIGNALS:  # the loop is closed next
+            signal.signal(signum, _unheard)
