@@ -166,10 +166,8 @@ def run(settings: Settings, read: Callable[[], Settings] | None = None) -> None:
             runner.run(_run_until_signal(settings, read))
     finally:
         logs.stop(handler)
-        told, sys.unraisablehook = (
-            sys.unraisablehook,
-            _unheard,
-        )  # it tells of one that comes between two handlers
+        # of one that comes between two handlers Python would tell
+        told, sys.unraisablehook = sys.unraisablehook, _unheard
         for signum in SIGNALS:  # as the interpreter ends, all but this give way to the default
             signal.signal(signum, signal.SIG_IGN)
         sys.unraisablehook = told
